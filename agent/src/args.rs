@@ -22,7 +22,7 @@ pub(crate) struct AgentArgs {
     pub(crate) command: AgentCommand,
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 pub(crate) enum AgentCommand {
     /// Run the node agent.
@@ -35,7 +35,7 @@ pub(crate) enum AgentCommand {
     Uninstall(AgentUninstallArgs),
 }
 
-/// How the host is inspected.
+/// Options of the inspection of the host.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct HostArgs {
     /// libvirt daemon to start for the inspection, by path or by name in PATH.
@@ -84,7 +84,7 @@ impl AgentRunArgs {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FeatureList(pub(crate) std::collections::BTreeSet<String>);
 
-/// How the process logs.
+/// Options of the process's log.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct AgentLogArgs {
     /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
@@ -242,7 +242,7 @@ pub(crate) struct AgentUninstallArgs {
 /// `drydock-agent inspect`.
 #[derive(Debug, Group)]
 pub(crate) struct InspectArgs {
-    /// What to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = InspectOutput::Table)]
     pub(crate) output: InspectOutput,
     /// List all CPU models, with the features that the unusable ones lack.
@@ -267,7 +267,7 @@ pub(crate) struct InspectArgs {
     pub(crate) host: HostArgs,
 }
 
-/// What `inspect` prints.
+/// The output format of `inspect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum InspectOutput {
     /// For people.

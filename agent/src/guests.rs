@@ -47,8 +47,8 @@ pub(crate) use gates::Gates;
 use guest_task::GuestTask;
 pub(crate) use launcher_watches::{GuestWatches, LauncherPods};
 
-/// What guests' tasks need to know about their host. It comes from the node's task, once this agent acts and the host
-/// is known.
+/// The properties of the host that guests' tasks need. They come from the node's task, once this agent acts and the
+/// host is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     /// The virtualization type of guests here.
@@ -105,7 +105,7 @@ pub(crate) struct VmiState {
     pub(crate) pod_uid: Option<String>,
     /// That pod; `None` if it does not exist (any more).
     pub(crate) pod: Option<Arc<Pod>>,
-    /// How the guest ended in that pod, if it no longer exists and the watch showed its end.
+    /// The end of the guest in that pod, if the pod no longer exists and the watch showed its end.
     pub(crate) ending: Option<EndedGuest>,
     /// The host.
     pub(crate) host: Arc<Host>,
@@ -113,7 +113,7 @@ pub(crate) struct VmiState {
     pub(crate) node_deleted: Option<Instant>,
 }
 
-/// What the tasks of guests and migrations share.
+/// The resources that the tasks of guests and migrations share.
 #[derive(Clone)]
 pub(crate) struct TaskContext {
     pub(crate) client: Client,

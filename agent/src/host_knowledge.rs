@@ -1,5 +1,5 @@
-//! What this agent knows about its host, either from its own inspection or recovered from an earlier agent's report,
-//! and when to inspect again.
+//! This agent's knowledge about its host, either from its own inspection or recovered from an earlier agent's report,
+//! and the time of the next inspection.
 
 use std::sync::Arc;
 

@@ -25,7 +25,7 @@ use tokio::{io::AsyncReadExt, process::Command, time::timeout};
 
 use crate::args::HostArgs;
 
-/// How much longer than its own deadline the child may run: it needs a moment to end libvirtd.
+/// Time that the child may run beyond its own deadline: it needs a moment to end libvirtd.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Maximum size of a report in bytes. A node with every CPU model and machine type has about 60 KiB.

@@ -46,7 +46,7 @@ use controller_trust::{ControllerTrust, OwnCertificateError};
 use request_handler::RequestHandler;
 use streams::Streams;
 
-/// How long a handshake, or the head of a request, may take.
+/// Time limit for a handshake, and for the head of a request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections, of which each carries a single command or stream.
 const CONNECTIONS: usize = 512;
@@ -96,7 +96,7 @@ pub(crate) enum NodeApiError {
     Identity(#[from] OwnCertificateError),
 }
 
-/// What the port serves.
+/// The API of the agent for controllers, before its port is opened.
 pub(crate) struct NodeApi {
     /// The client of the API server.
     pub(crate) client: Client,

@@ -90,7 +90,7 @@ pub(crate) struct NodeTask {
     /// Held only by the acting agent, like `plugin`.
     profiles: Option<Profiles>,
     plugin: Option<DevicePlugin>,
-    /// What guests' tasks know about the host; they start when it is first set.
+    /// The host, for guests' tasks, which start when it is first set.
     guest_host: watch::Sender<Option<Arc<Host>>>,
     /// When the deletion of the Node object was confirmed, for guests' tasks.
     deleted_node: watch::Sender<Option<clock::Instant>>,

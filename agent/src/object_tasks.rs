@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tokio::sync::watch;
 
-/// What a task observes of its object.
+/// A task's observation of its object.
 pub(crate) trait TaskObservation {
     /// Returns whether `other` has a change that the task has to handle.
     fn differs(&self, other: &Self) -> bool;
@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// What the tasks of the tests observe: only the version counts.
+    /// The observation of the tests' tasks: only the version counts.
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Version(u32, &'static str);
 
@@ -101,7 +101,8 @@ mod tests {
         }
     }
 
-    /// What a task reports: each change that it handles, and nothing when it is dropped.
+    /// The tasks of the tests and their reports: each handles a change by reporting it, and reports nothing when it is
+    /// dropped.
     struct Reports {
         sender: mpsc::UnboundedSender<(&'static str, Version)>,
         received: mpsc::UnboundedReceiver<(&'static str, Version)>,

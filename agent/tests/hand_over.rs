@@ -1,7 +1,7 @@
 //! Guests that are handed over from one libvirt to another by real tunnels, while something goes wrong: at
 //! any time the guest runs on one side at most, and in the end on one.
 //!
-//! What makes two guests when it is left to libvirt when the guest goes on is tried that way as well.
+//! Faults that make two guests if libvirt decides when the guest goes on are tried in that mode as well.
 //!
 //! Tests that need root, or programs that are not installed, print that and pass. `DRYDOCK_HAND_OVERS` is the number
 //! of runs of each (2), `DRYDOCK_REPLY_DELAY` the delay of a late reply in seconds (3).
@@ -37,8 +37,8 @@ use serde_json::{Value, json};
 use tunnel::Tunnel;
 use world::{HandOverWorld, number, pair, runs, skipped};
 
-/// How long a late reply is held. Nothing is measured in it: that something goes on by itself would need a
-/// timeout of any component, or longer than a test may take.
+/// Returns the time for which a late reply is held. Nothing is measured in it: that something goes on by itself would
+/// need a timeout of any component, or longer than a test may take.
 fn delay() -> Duration {
     Duration::from_secs(u64::try_from(number("DRYDOCK_REPLY_DELAY", 3)).unwrap())
 }
@@ -66,7 +66,7 @@ async fn a_guest_goes_on_once_and_misses_nothing() {
     }
 }
 
-/// How the source's libvirtd does not get the reply that is on its way.
+/// The loss of a reply on its way to the source's libvirtd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// The connection ends instead.

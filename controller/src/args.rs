@@ -14,7 +14,7 @@ pub(crate) struct ControllerArgs {
     pub(crate) command: ControllerCommand,
 }
 
-/// What to do.
+/// A command of the controller.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ControllerCommand {
     /// Run the controller.
@@ -37,12 +37,12 @@ pub(crate) struct AdmitArgs {
     /// A manifest, or a folder of manifests.
     #[arg(value_name = "FOLDER")]
     pub(crate) path: PathBuf,
-    /// How the result is printed.
+    /// Output format of the result.
     #[arg(long, value_enum, default_value_t = AdmitOutput::Text)]
     pub(crate) output: AdmitOutput,
 }
 
-/// How a result is printed.
+/// The output format of a result.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum AdmitOutput {
     /// For people.
@@ -51,7 +51,7 @@ pub(crate) enum AdmitOutput {
     Json,
 }
 
-/// How the process logs.
+/// Logging options.
 #[derive(Clone, Debug, Group)]
 pub(crate) struct ControllerLogArgs {
     /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.

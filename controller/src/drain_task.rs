@@ -106,7 +106,7 @@ struct NodeObjects {
     hypervisor: Option<Hypervisor>,
 }
 
-/// What one plan for all nodes depends on.
+/// The observed state on which one plan for all nodes depends.
 struct DrainObservation<'a> {
     now: Timestamp,
     nodes: Vec<DrainingNode<'a>>,
@@ -136,7 +136,7 @@ impl DrainObservation<'_> {
 /// The instances that a plan was made for, as they were observed.
 type PlannedGuests<'a> = HashMap<Key, &'a VirtualMachineInstance>;
 
-/// What one plan keeps for the next.
+/// The state that one plan keeps for the next.
 pub(crate) struct KeptPlan {
     /// The watched pods of each node that is being drained.
     nodes: BTreeMap<String, PodsGuard>,

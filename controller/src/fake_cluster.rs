@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 pub(crate) struct FakeCluster {
     /// By path.
     objects: BTreeMap<String, Value>,
-    /// What each field manager has applied last, by path with subresource, and manager.
+    /// The last applied configuration of each field manager, by path with subresource, and manager.
     applied: BTreeMap<(String, String), Value>,
     version: u64,
     /// The writes that were sent, such as `PATCH pods/web/status`.

@@ -49,13 +49,14 @@ use crate::{
     requests::{api_of, patching, with_finalizer, without_finalizer},
 };
 
-/// How many instances are reconciled concurrently.
+/// Maximum number of instances that are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 16;
 /// Changes of nodes and configuration within this time are handled together.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum interval between reconciles for changed resources on nodes, which change with every pod.
 const ROOMS_PAUSE: Duration = Duration::from_secs(5);
-/// How many instances are reconciled at each such interval.
+/// Maximum number of unfinished instances that are reconciled at each such interval, besides those that are marked to
+/// leave a node.
 const INSTANCES_PER_SWEEP: usize = 1000;
 
 /// Reconciles all instances.
@@ -179,7 +180,7 @@ pub(crate) struct InstanceObservation {
     misfit: Option<String>,
     targets: Option<Targets>,
     requirements_digest: Option<String>,
-    /// Why the API server refused to create its pod.
+    /// The reason why the API server refused to create its pod.
     failed_create: Option<String>,
 }
 

@@ -13,9 +13,9 @@ use kube::Client;
 
 use crate::pruning::prune_metadata;
 
-/// How long a created instance counts as existing although the watch has not shown it. An instance that was deleted
-/// before the watch could show it would be waited for in vain. Creating it again costs nothing but a response that it
-/// exists.
+/// Time for which a created instance counts as existing although the watch has not shown it. Waiting longer would be in
+/// vain if the instance was deleted before the watch could show it. Creating it again costs nothing but a response that
+/// it exists.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// Instances, and the indexes that find them. Clones share them.

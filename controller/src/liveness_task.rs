@@ -113,7 +113,7 @@ pub(crate) struct LivenessTask {
     metrics: ControllerMetrics,
 }
 
-/// What one reconcile keeps for the next.
+/// The state that one reconcile keeps for the next.
 #[derive(Debug, Default)]
 pub(crate) struct KeptLiveness {
     stale: Vec<String>,

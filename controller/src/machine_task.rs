@@ -32,7 +32,7 @@ use crate::{
     requests::{api_of, deleting, patching, with_finalizer, without_finalizer, writing},
 };
 
-/// How many machines are reconciled concurrently.
+/// Maximum number of machines that are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
 
 /// Reconciles all machines.
@@ -92,7 +92,7 @@ pub(crate) struct MachineObservation {
     /// Whether the API server itself has returned the instance.
     confirmed: bool,
     migrating: bool,
-    /// Why the API server refused to create the instance.
+    /// The reason why the API server refused to create the instance.
     failed_create: Option<String>,
 }
 

@@ -60,7 +60,7 @@ use crate::{
     requests::{with_finalizer, without_finalizer},
 };
 
-/// How many nodes are reconciled concurrently. A reconcile only waits for the API server.
+/// Maximum number of nodes that are reconciled concurrently. A reconcile only waits for the API server.
 const MAX_CONCURRENT_RECONCILES: usize = 128;
 /// The namespaces of Leases.
 #[derive(Clone, Debug)]

@@ -58,7 +58,7 @@ use crate::{
 };
 pub(crate) use metrics::SlotMetrics;
 
-/// How many migrations are reconciled concurrently.
+/// Maximum number of migrations that are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
 
 /// Reconciles all migrations.

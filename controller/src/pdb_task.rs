@@ -29,7 +29,7 @@ use crate::{
     requests::api_of,
 };
 
-/// How many instances are reconciled concurrently.
+/// Maximum number of instances that are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
 /// Field manager of the condition that reports a conflict.
 const FIELD_MANAGER: &str = "drydock-budgets";

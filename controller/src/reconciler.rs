@@ -18,14 +18,14 @@ use thiserror::Error;
 
 use crate::refusals::{RefusedStep, StepRefusals};
 
-/// How long a reconcile that met a conflict waits for the change of the other writer. The watch shows it within
-/// milliseconds, unless it interrupts.
+/// Time for which a reconcile that met a conflict waits for the change of the other writer. The watch shows the change
+/// within milliseconds, unless the watch is interrupted.
 pub(crate) const CONFLICT_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of plans in one reconcile. The longest sequences are those of a maintenance, a dozen actions, of which
 /// each may meet a conflict.
 const MAX_PLANS: usize = 40;
 
-/// Why an object could not be reconciled.
+/// The reason why an object could not be reconciled.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
@@ -34,7 +34,7 @@ pub(crate) enum ReconcileError {
     /// The API server refused a step, and the object's status reports the message.
     #[error("{step} was refused: {message}")]
     Refused {
-        /// What was refused, such as `creation of its pod`.
+        /// The refused step, such as `creation of its pod`.
         step: &'static str,
         /// The API server's message.
         message: String,
@@ -42,7 +42,7 @@ pub(crate) enum ReconcileError {
     /// A step failed that the next reconcile repeats as it is.
     #[error("{step} failed")]
     Failed {
-        /// What failed, such as `creation of its pod`.
+        /// The failed step, such as `creation of its pod`.
         step: &'static str,
         /// The error of the request.
         #[source]
@@ -66,7 +66,7 @@ impl ReconcileError {
     }
 }
 
-/// What follows after a plan was executed.
+/// The result of executing a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Executed {
     /// The observation was extended or the objects have changed: plan again.
@@ -77,7 +77,7 @@ pub(crate) enum Executed {
 
 /// Reconciles an object in three steps, of which only the first and the last send requests.
 pub(crate) trait Reconciler: Sync {
-    /// What a plan depends on.
+    /// The state on which a plan depends.
     type Observed: Send + Sync;
     /// The planned steps.
     type Plan: Send;

@@ -34,9 +34,9 @@ use crate::{
     requests::{api_of, deleting, patching, writing},
 };
 
-/// How many replica sets are reconciled concurrently.
+/// Maximum number of replica sets that are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 4;
-/// How many instances are deleted concurrently, and the largest batch in which they are created.
+/// Maximum number of instances that are deleted concurrently, and of those that are created in one batch.
 const BATCH: usize = 16;
 
 /// Reconciles all replica sets.

@@ -33,7 +33,7 @@ use telemetry::ControllerTelemetry;
 const COMPONENT: &str = "drydock-controller";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What every part of the process uses.
+/// The context that all parts of the process use.
 struct ProcessContext {
     args: ControllerRunArgs,
     process: Process,

@@ -47,7 +47,7 @@ pub(crate) use active_streams::ActiveStreams;
 pub(crate) use metrics::SubresourceMetrics;
 pub(crate) use timeouts::StreamTimeouts;
 
-/// How long a request may take: kube-apiserver ends it after 60 s.
+/// Time limit of a request: kube-apiserver ends it after 60 s.
 const DEADLINE: Duration = Duration::from_secs(45);
 
 /// The subresources port.
@@ -62,11 +62,11 @@ pub(crate) struct SubresourcesServer {
     pub(crate) metrics: SubresourceMetrics,
     /// The open streams and their metrics.
     pub(crate) streams: ActiveStreams,
-    /// How long streams last.
+    /// The time limits of streams.
     pub(crate) timeouts: StreamTimeouts,
     /// Version of Drydock.
     pub(crate) version: &'static str,
-    /// How long requests are accepted after the order to stop.
+    /// Time for which requests are still accepted after the order to stop.
     pub(crate) leave: Duration,
 }
 

@@ -33,11 +33,10 @@ use reviews::Reviews;
 pub(crate) use handlers::Handlers;
 pub(crate) use metrics::WebhookMetrics;
 
-/// How long after the order to stop requests are still taken: endpoints leave Services within a
-/// second or two.
+/// Time for which requests are still accepted after the order to stop: endpoints leave Services within a second or two.
 pub(crate) const LEAVE: Duration = Duration::from_secs(4);
-/// How long a response may take unless its handler has a deadline of its own; less than the 10 s that API servers wait,
-/// by the webhook configurations.
+/// Time limit of a response unless its handler has a deadline of its own; less than the 10 s that API servers wait
+/// according to the webhook configurations.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(9);
 
 /// The port cannot be opened.
@@ -55,13 +54,13 @@ pub(crate) enum WebhookServerError {
 pub(crate) struct WebhookServer {
     /// The handlers of the reviews.
     pub(crate) handlers: Handlers,
-    /// What handshakes get.
+    /// The certificate of handshakes.
     pub(crate) certificate: ServedCertificate,
     /// Its metrics.
     pub(crate) metrics: WebhookMetrics,
-    /// How long requests are taken after the order to stop.
+    /// Time for which requests are still accepted after the order to stop.
     pub(crate) leave: Duration,
-    /// How long a response may take, unless its handler has a deadline of its own.
+    /// Time limit of a response, unless its handler has a deadline of its own.
     pub(crate) deadline: Duration,
 }
 

@@ -318,7 +318,7 @@ fn panicked(_: &PanicInfo) -> ! {
     }
 }
 
-/// What the compiler expects of a C library.
+/// A function of the C library that the compiler requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, bytes: usize) -> *mut u8 {
     unsafe { asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") bytes => _) }

@@ -1,9 +1,8 @@
-//! What a test watches in a guest: numbered signs of life at a steady pace.
+//! The program that a test watches in a guest: it emits numbered signs of life at a steady pace.
 //!
-//! A number that is missing, comes twice or starts again shows that the guest
-//! was restarted or ran in two places; a late one shows how long it stood still.
-//! A program of its own, as a shell that forks for each tick is too slow and
-//! too uneven in an emulated guest.
+//! A number that is missing, occurs twice or starts again shows that the guest was restarted or ran in two places; a
+//! late one shows how long it stood still. It is a program of its own, since a shell that forks for each tick is too
+//! slow and too uneven in an emulated guest.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};

@@ -225,7 +225,7 @@ fn domain() -> ReportedDomain {
     }
 }
 
-/// What every launcher has prepared.
+/// Returns the report of every launcher about its prepared disks.
 fn ready() -> Ready {
     let disk = |name: &str, virtual_size, backing| PreparedDisk {
         name: name.into(),

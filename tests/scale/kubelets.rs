@@ -84,7 +84,7 @@ impl Busy {
     }
 }
 
-/// What a kubelet does next with a pod.
+/// A kubelet's next action for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Todo {
     Start,

@@ -27,7 +27,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::requests::Requests;
 
-/// How many changes may be unread before a reader loses one, which ends the process.
+/// Number of changes that may be unread before a reader loses one, which ends the process.
 const CHANGES_BUFFERED: usize = 1 << 17;
 
 /// Objects of one kind by UID.

@@ -52,22 +52,22 @@ use crate::{
 /// Plays the nodes of a large cluster.
 #[derive(Debug, Parser)]
 struct ScaleArgs {
-    /// Of the administrator.
+    /// Kubeconfig of the administrator.
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
-    /// How many nodes there are to be.
+    /// Number of nodes.
     #[arg(long, value_name = "NUMBER", default_value_t = 500)]
     nodes: usize,
-    /// How many virtual machines there are to be, by turns on each node.
+    /// Number of virtual machines, by turns on each node.
     #[arg(long, value_name = "NUMBER", default_value_t = 5000)]
     vms: usize,
-    /// How long a guest moves, in milliseconds.
+    /// Time that a guest takes to move, in milliseconds.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 10_000)]
     moves: u64,
-    /// By how many parts of a hundred that may be more or less, evenly spread.
+    /// Maximum deviation of that time, in percent, evenly distributed.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=100))]
     spread: u64,
-    /// How fast the memory of a guest moves beside that, in MiB per second; without it the size does not matter.
+    /// Rate at which a guest's memory moves in addition, in MiB per second; without it the size does not matter.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
 }

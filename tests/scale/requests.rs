@@ -40,7 +40,7 @@ impl Requests {
         })
     }
 
-    /// How many requests were made, by who made them.
+    /// Returns the number of requests, by kind of client.
     pub(crate) fn counted(&self) -> Value {
         json!(*self.counts.lock())
     }
@@ -99,5 +99,5 @@ impl Requests {
     }
 }
 
-/// What the client takes.
+/// The type of requests that the client sends.
 type AgentRequest = http::Request<Vec<u8>>;

@@ -43,19 +43,19 @@ use crate::{
     simulated_guest::ScaleGuest,
 };
 
-/// How often an agent measures a guest that moves.
+/// Interval between two measurements of a guest that moves, by its agent.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How long guests move.
+/// The time that guests take to move.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveSpeed {
-    /// What each of them takes.
+    /// The time that each of them takes, whatever its size.
     pub(crate) fixed: Duration,
-    /// How fast its memory moves beside that, in MiB per second.
+    /// Rate at which its memory moves in addition, in MiB per second.
     pub(crate) rate: Option<u64>,
-    /// By how many parts of a hundred that may be more or less, evenly spread.
+    /// Maximum deviation of the time, in percent, evenly distributed.
     pub(crate) spread: u64,
 }
 

@@ -37,7 +37,7 @@ impl ScaleGuest {
         }
     }
 
-    /// What the source's agent sees.
+    /// Returns the view of the source's agent.
     pub(crate) fn source_view(&self, record: MigrationRecord) -> SourceView {
         SourceView {
             record,
@@ -52,7 +52,7 @@ impl ScaleGuest {
         }
     }
 
-    /// What the target's agent sees.
+    /// Returns the view of the target's agent.
     pub(crate) fn target_view(&self, record: MigrationRecord) -> TargetView {
         TargetView {
             record,
@@ -69,7 +69,7 @@ impl ScaleGuest {
         self.job == JobState::Outgoing
     }
 
-    /// What the source's agent does to it.
+    /// Carries out a step of the source's agent.
     pub(crate) fn source_does(&mut self, step: SourceStep) {
         match step {
             SourceStep::Prepare => {
@@ -107,7 +107,7 @@ impl ScaleGuest {
         self.call = MigrateCall::Due;
     }
 
-    /// What the target's agent does to it.
+    /// Carries out a step of the target's agent.
     pub(crate) fn target_does(&mut self, step: TargetStep) {
         match step {
             TargetStep::Check => self.fits = Some(true),

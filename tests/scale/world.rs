@@ -1,4 +1,4 @@
-//! What there is: nodes with their Hypervisors and Leases, and virtual machines.
+//! The simulated objects: nodes with their Hypervisors and Leases, and virtual machines.
 
 use anyhow::{Context, Result};
 use drydock_api::{
@@ -23,12 +23,12 @@ use crate::{
 /// A Node as an agent labels it, and its Hypervisor's status, of a machine without KVM.
 const NODE: &str = include_str!("recorded/node.json");
 const HYPERVISOR: &str = include_str!("recorded/hypervisor.json");
-/// How many objects are made at a time.
+/// Number of objects that are created at a time.
 const AT_ONCE: usize = 24;
 /// Namespace of the virtual machines.
 pub(crate) const NAMESPACE: &str = "default";
 
-/// Names of what there is.
+/// Names of the nodes and virtual machines.
 pub(crate) struct ScaleWorld {
     nodes: Vec<String>,
     machines: Vec<String>,
@@ -104,7 +104,7 @@ impl ScaleWorld {
     }
 }
 
-/// What the API server has made, or `None` if it was there.
+/// Returns the object that the API server has created, or `None` if it existed already.
 fn made<K>(result: kube::Result<K>) -> kube::Result<Option<K>> {
     match result {
         Ok(object) => Ok(Some(object)),

@@ -11,8 +11,8 @@ use kube::{Api, Resource, runtime::wait::await_condition};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-/// How long a test waits for a change that should take seconds. It is long because the machine is shared, and because
-/// a kubelet or the controller manager may notice only after a minute that an API server is back: client-go's
+/// Time for which a test waits for a change that should take seconds. It is long because the machine is shared, and
+/// because a kubelet or the controller manager may notice only after a minute that an API server is back: client-go's
 /// reflector waits up to 30 s between its attempts, twice that with jitter, and once more if its first request reaches
 /// a server that has not loaded its RBAC rules yet. No test infers anything from the duration.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -21,7 +21,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Waits of at least this length are printed.
 const LONG: Duration = Duration::from_secs(1);
-/// How much of the end of an object's text a failure shows, in bytes; the status is at the end.
+/// Number of bytes from the end of an object's text that a failure shows; the status is at the end.
 const SHOWN: usize = 4000;
 
 /// Waits until an object meets a condition, and returns it.

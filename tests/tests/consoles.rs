@@ -81,7 +81,7 @@ async fn console_is_usable_and_follows_the_guest_to_the_target() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// How long a guest may move that is to be given up: its memory takes a minute at this bandwidth.
+/// Limits of a migration that is to be given up: the guest's memory takes a minute at this bandwidth.
 const TOO_SHORT: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 3";
 
 /// Moves a guest that its user has paused, first within too short a time: it stays paused whatever is allowed. Returns what it

@@ -17,7 +17,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// How a guest ends.
+/// The end of a guest.
 #[derive(Clone, Copy, Debug)]
 enum GuestEnd {
     PowersOff,

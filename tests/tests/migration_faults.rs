@@ -255,7 +255,7 @@ struct CaseOutcome {
     retry: &'static str,
 }
 
-/// How to release a migration that was held for the fault.
+/// The action that releases a migration that was held for the fault.
 enum HeldRelease {
     /// The migration was not held.
     Nothing,

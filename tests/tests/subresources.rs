@@ -1,4 +1,4 @@
-//! What users of KubeVirt type: virtctl, against the aggregated API.
+//! The commands of KubeVirt's users: virtctl, against the aggregated API.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{

@@ -72,7 +72,7 @@ const RETRY: Duration = Duration::from_millis(20);
 /// Maximum retry delay.
 const RETRY_AT_MOST: Duration = Duration::from_secs(5);
 
-/// How long libvirt may take for each kind of call.
+/// Time limits of calls to libvirt, by kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallDeadlines {
     /// Opening the connection.
@@ -105,7 +105,7 @@ pub enum InitialState {
     Paused,
 }
 
-/// How to request a shutdown of the guest.
+/// The method of requesting a shutdown of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownBy {
     /// Through the ACPI power button. libvirt does not know whether the guest reacts to it.
@@ -156,7 +156,7 @@ pub struct DomainHandle {
 /// Creates the calls of a connection, on the thread that will make them.
 type OpenCalls = dyn Fn(&Arc<EventSource>) -> Result<Box<dyn DomainCalls>, LibvirtError> + Send + Sync;
 
-/// How to open another connection to the same libvirt.
+/// The method of opening another connection to the same libvirt.
 #[derive(Clone)]
 enum Origin {
     /// Through a socket in a pod's folder.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-/// How an enlightenment is detected.
+/// The sign by which an enlightenment is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnlightenmentSign {
     /// `KVM_CHECK_EXTENSION` with this number returns a positive value.

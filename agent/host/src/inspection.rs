@@ -48,7 +48,7 @@ pub enum LibvirtSource {
     Uri(String),
 }
 
-/// What to inspect, and how.
+/// Options of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InspectionOptions {
     /// The libvirt to query.

@@ -231,7 +231,7 @@ impl fmt::Debug for Libvirt {
     }
 }
 
-/// How much of the host's CPU the domain capabilities contain.
+/// The part of the host's CPU that the domain capabilities contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// The host model, as a named model and the features beyond it.

@@ -52,7 +52,7 @@ impl LibvirtQueries for Libvirt {
 /// The results of the queries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProbeResult {
-    /// What guests can get; `None` if even the domain capabilities are missing.
+    /// Capabilities of guests; `None` if even the domain capabilities are missing.
     pub(crate) facts: Option<VirtualizationFacts>,
     /// Why emulation was chosen instead of KVM, if it was.
     pub(crate) kvm_given_up: Option<String>,

@@ -47,7 +47,7 @@ pub enum FolderError {
     /// A name is invalid: neither Kubernetes nor the launcher would use it.
     #[error("{value:?} is not {what}")]
     BadName {
-        /// What was expected.
+        /// The expected kind of name.
         what: &'static str,
         /// The actual value, at most 100 characters of it.
         value: String,

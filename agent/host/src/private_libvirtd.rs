@@ -56,10 +56,10 @@ pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 /// Maximum length of a unix socket's path in bytes.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// How long libvirtd may take to end after SIGTERM. It has no state worth a longer wait.
+/// Time limit for libvirtd to end after SIGTERM. It has no state worth a longer wait.
 const POLITE: Duration = Duration::from_millis(500);
 
-/// How long libvirtd and its processes may take to end after SIGKILL.
+/// Time limit for libvirtd and its processes to end after SIGKILL.
 const KILLED: Duration = Duration::from_secs(2);
 
 /// Delay between two attempts to connect to a socket that exists but does not listen yet.
@@ -86,7 +86,7 @@ struct Started {
     devices: Option<String>,
 }
 
-/// How libvirtd ended. Set once it and all its processes have ended.
+/// The end of libvirtd. Set once it and all its processes have ended.
 #[derive(Debug, Default)]
 struct LibvirtdState {
     end: Mutex<Option<LibvirtdEnd>>,

@@ -18,9 +18,9 @@ use std::{
 
 use crate::domain_state::OffReason;
 
-/// How many bytes of the log are read.
+/// Maximum number of bytes that are read from the end of the log.
 const TAIL: u64 = 8 * 1024;
-/// How many of QEMU's lines are kept, and below, how many characters of each.
+/// Maximum number of QEMU's lines that are kept, and below, of characters of each.
 const LINES: usize = 3;
 const LINE: usize = 300;
 

@@ -1,4 +1,4 @@
-//! How the guest ended: one result, derived from libvirt, its log and the kernel.
+//! The end of the guest: one result, derived from libvirt, its log and the kernel.
 
 use drydock_api::launcher::{Ending, GuestOutcome};
 
@@ -14,7 +14,7 @@ pub(crate) struct EndEvidence {
     pub(crate) reason: Option<OffReason>,
     /// The domain's log.
     pub(crate) log: DomainLog,
-    /// How QEMU ended, if observed.
+    /// The end of QEMU, if observed.
     pub(crate) qemu: Option<ProcessEnd>,
     /// Whether termination was requested before the guest ended: by SIGTERM, or by a failed liveness probe.
     pub(crate) end_requested: bool,
@@ -24,7 +24,7 @@ pub(crate) struct EndEvidence {
     pub(crate) forced: bool,
     /// Why libvirtd could not be kept running, if so.
     pub(crate) libvirt: Option<String>,
-    /// How the guest's liveness probe has failed, if that is why the guest was stopped.
+    /// The failure of the guest's liveness probe, if that is why the guest was stopped.
     pub(crate) unhealthy: Option<String>,
     /// Whether the node's tunnel has proof that the guest continues elsewhere. The remains of the guest here may then
     /// end in any way: a libvirtd that was lost meanwhile has no record of the migration.

@@ -46,7 +46,7 @@ use crate::{
     process_end::ProcessEnd,
 };
 
-/// How long libvirtd may take from its start to its first response.
+/// Time limit for libvirtd's first response after its start.
 const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of consecutive failures of libvirtd before it is given up.
 const FAILURES: u32 = 8;
@@ -62,15 +62,15 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const PRESS_AGAIN: Duration = Duration::from_secs(5);
 /// Interval between later presses, after a guest has had enough time to boot.
 const PRESS_LATER: Duration = Duration::from_secs(30);
-/// How long libvirt may take to notice that a guest's QEMU has ended.
+/// Time limit for libvirt to notice that a guest's QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(30);
 /// The same if the kernel reports that QEMU was killed or has failed: libvirt has nothing important to add.
 const NOTICE_OF_FAILURE: Duration = Duration::from_secs(3);
-/// How long libvirt may take to finish other clients' calls for a guest that has ended.
+/// Time limit for libvirt to finish other clients' calls for a guest that has ended.
 const SETTLE: Duration = Duration::from_secs(5);
 /// The same if QEMU was killed or has failed: such a guest is not being migrated, and the pod's end conveys the same.
 const SETTLE_AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// How long QEMU may take to end after a SIGTERM that was sent directly, without libvirt.
+/// Time limit for QEMU to end after a SIGTERM that was sent directly, without libvirt.
 const POLITE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +140,7 @@ pub(crate) struct LauncherLifecycle {
     /// Whether the launcher has started to stop the guest by the power button or by destroying it.
     ending_begun: bool,
     failed: Option<String>,
-    /// How the guest's liveness probe has failed, if that is why the guest is being stopped.
+    /// The failure of the guest's liveness probe, if that is why the guest is being stopped.
     unhealthy: Option<String>,
     /// When the pod was given up because libvirtd failed.
     given_up: Option<Duration>,

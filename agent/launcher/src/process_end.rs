@@ -1,10 +1,10 @@
-//! How a process ended.
+//! The end of a process.
 
 use std::fmt;
 
 use nix::sys::{signal::Signal, wait::WaitStatus};
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
     /// With this exit code.

@@ -30,7 +30,7 @@ pub(crate) struct Reaped {
     pub(crate) pid: Pid,
     /// The kernel's name of the process.
     pub(crate) name: String,
-    /// How it ended.
+    /// Its end.
     pub(crate) end: ProcessEnd,
 }
 

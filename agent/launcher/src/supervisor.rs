@@ -53,7 +53,7 @@ use crate::{
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for preparing the disks.
 const DISKS: Duration = Duration::from_secs(120);
-/// How long to wait for the last lines to be written, in milliseconds.
+/// Time limit for writing the last lines, in milliseconds.
 const LAST_LINES: u16 = 500;
 /// The control group's memory events.
 const MEMORY_EVENTS: &str = "/sys/fs/cgroup/memory.events";

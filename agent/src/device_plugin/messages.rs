@@ -127,7 +127,7 @@ pub(crate) struct AllocateRequest {
     pub(crate) containers: Vec<DeviceIds>,
 }
 
-/// What containers get with the devices.
+/// The mounts and device nodes that containers get with the devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct AllocateResponse {
     /// For each container.
@@ -135,7 +135,7 @@ pub(crate) struct AllocateResponse {
     pub(crate) containers: Vec<Allocation>,
 }
 
-/// What one container gets.
+/// The mounts and device nodes that one container gets.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Allocation {
     /// Folders of the host to mount.

@@ -122,11 +122,11 @@ struct KubeletState {
     /// The plugin of each name; its token is cancelled to drop it.
     clients: watch::Sender<BTreeMap<String, CancellationToken>>,
     registrations: mpsc::UnboundedSender<RegisterRequest>,
-    /// How the next registrations fail.
+    /// Faults of the next registrations.
     faults: Mutex<VecDeque<RegistrationFault>>,
 }
 
-/// How a registration fails.
+/// The fault of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RegistrationFault {
     /// The kubelet refuses it.

@@ -23,7 +23,7 @@ pub(super) enum FileSystems {
     Thaw,
 }
 
-/// What commands depend on besides libvirt.
+/// The state and resources that commands depend on besides libvirt.
 pub(super) struct CommandContext<'a> {
     /// The instance.
     pub(super) instance: &'a VirtualMachineInstance,

@@ -12,7 +12,7 @@ use tokio::{
 
 use super::VmiState;
 
-/// How long a command may wait for its guest's task and libvirt. Controllers wait for 45 s.
+/// Maximum time that a command waits for its guest's task and libvirt. Controllers wait for 45 s.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(40);
 /// Maximum number of commands that wait for the task of a guest.
 const WAITING: usize = 8;
@@ -25,7 +25,7 @@ pub(super) struct CommandRequest {
     pub(super) result: oneshot::Sender<Result<(), NodeApiRefusal>>,
 }
 
-/// What a guest's task receives.
+/// A request to a guest's task.
 #[derive(Debug)]
 pub(super) enum GuestRequest {
     /// A command to carry out.
@@ -34,7 +34,7 @@ pub(super) enum GuestRequest {
     Connection(oneshot::Sender<DomainHandle>),
 }
 
-/// How to reach a guest.
+/// The state of a guest's VMI, and the channel to the guest's task.
 #[derive(Clone, Debug)]
 struct GuestEntry {
     seen: watch::Receiver<VmiState>,

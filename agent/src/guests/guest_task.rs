@@ -124,7 +124,7 @@ impl GuestTaskError {
     }
 }
 
-/// What to do after serving has ended.
+/// The next step after serving has ended.
 enum AfterServing {
     /// Start over at once.
     Again,
@@ -146,7 +146,7 @@ struct ConnectedGuest {
     is_thawed: bool,
     /// When a thaw that has failed is tried again.
     thaw_again: Option<clock::Instant>,
-    /// What its agent sets.
+    /// The credentials that its agent sets.
     credentials: Credentials,
 }
 

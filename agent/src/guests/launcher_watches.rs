@@ -28,7 +28,7 @@ pub(crate) struct LauncherPods {
 struct PodIndex {
     /// Pods that exist.
     known: HashMap<String, ExistingPod>,
-    /// How guests ended in pods that existed.
+    /// The ends of guests in pods that existed.
     endings: HashMap<String, EndedGuest>,
 }
 

@@ -1,5 +1,4 @@
-//! What surrounds one side of a migration in tests: a fake API server, an in-memory libvirt, and a tunnel that does as
-//! it is called.
+//! The environment of one side of a migration in tests: a fake API server, an in-memory libvirt, and a fake tunnel.
 
 use std::{fs, path::PathBuf, sync::Arc};
 
@@ -151,7 +150,7 @@ impl FakeTunnel {
     }
 }
 
-/// What the API server stores, the guest's libvirt on this side, and the node's tunnel.
+/// The API server and its stored object, the guest's libvirt on this side, and the node's tunnel.
 pub(super) struct Around {
     pub(super) server: ApiServer,
     pub(super) libvirt: FakeLibvirt,
@@ -160,7 +159,7 @@ pub(super) struct Around {
     stored: Value,
 }
 
-/// The parameters of a task, and what surrounds it.
+/// The parameters of a task, and its environment.
 pub(super) struct Fixture {
     pub(super) shared: TaskContext,
     pub(super) tunnels: Tunnels,

@@ -1,5 +1,5 @@
-//! What the tasks of both sides of a migration share: the newest state of its object, the session of the node's tunnel,
-//! and retries.
+//! The common parts of the tasks of both sides of a migration: the newest state of its object, the session of the
+//! node's tunnel, and retries.
 
 use std::{sync::Arc, time::Duration};
 

@@ -83,8 +83,8 @@ pub(super) struct SourceTask {
     metrics: Option<LeavingGuest>,
 }
 
-/// How long the guest was paused for the hand-over, according to the events so far. Its state alone does not prove that:
-/// it may have been resumed between two readings.
+/// The pause of the guest for the hand-over, according to the events so far. The guest's state alone does not prove it:
+/// the guest may have been resumed between two readings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandOverPause {
     /// It was not paused for the hand-over, it was resumed afterwards, or events may be missing.

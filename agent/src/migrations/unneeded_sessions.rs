@@ -29,7 +29,7 @@ type Unconfirmed = Vec<(String, Role, TunnelClient)>;
 /// Sessions that no migration needs.
 type Unneeded = Vec<(String, TunnelClient)>;
 
-/// What becomes of sessions that no task serves.
+/// The closing of sessions that no task serves.
 pub(super) struct UnneededSessions {
     client: Client,
     node: String,

@@ -27,10 +27,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::streams::{StreamKey, StreamSocket, Streams, socket};
 use crate::guests::GuestDirectory;
 
-/// How many reports are read at a time: libvirt passes up to 8 MiB on from a guest.
+/// Maximum number of reports that are read at a time: libvirt passes on up to 8 MiB from a guest.
 const MAX_CONCURRENT_REPORTS: usize = 4;
 
-/// What requests need.
+/// The handler of requests, with the resources that they need.
 pub(super) struct RequestHandler {
     guests: GuestDirectory,
     streams: Streams,

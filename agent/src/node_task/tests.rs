@@ -93,7 +93,7 @@ async fn fixture(node: Option<PartialObjectMeta<Node>>) -> Fixture {
     }
 }
 
-/// How a request is served.
+/// A function that serves a request.
 type Service = Box<dyn FnOnce(ReceivedRequest)>;
 
 fn refuse(code: u16, reason: &'static str) -> Service {

@@ -28,7 +28,7 @@ use drydock_core::migration::hand_over::Proof;
 
 /// Timeout of one attempt to dial the target, including the handshake.
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
-/// How long a connection from the pod waits for the target.
+/// Maximum time that a connection from the pod waits for the target.
 const REACH_WITHIN: Duration = Duration::from_secs(20);
 /// First pause before the target is dialled again. It doubles.
 const AGAIN: Duration = Duration::from_millis(50);

@@ -138,7 +138,7 @@ impl LastCall {
     }
 }
 
-/// What happens to the current frame.
+/// The treatment of the current frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameCourse {
     /// It is forwarded as it arrives.

@@ -63,7 +63,7 @@ pub(crate) struct SessionSpec {
     pub(crate) domain: String,
 }
 
-/// What the other side needs to know about a session.
+/// The data about a session that the other side needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Prepared {
@@ -84,7 +84,7 @@ pub(crate) struct TunnelPeer {
     pub(crate) address: Option<String>,
 }
 
-/// How far the reply that completes a migration has come, as seen by the source.
+/// Progress of the reply that completes a migration, as seen by the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum ReplyProgress {

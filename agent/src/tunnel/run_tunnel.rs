@@ -19,8 +19,8 @@ use crate::args::TunnelArgs;
 const COMPONENT: &str = "drydock-tunnel";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How long sessions may continue after the signal to stop. A guest that has half arrived is lost if its tunnel ends,
-/// so this is nearly as long as the pod's grace period (`terminationGracePeriodSeconds`).
+/// Maximum time for which sessions continue after the signal to stop. A guest that has half arrived is lost if its
+/// tunnel ends, so this is nearly as long as the pod's grace period (`terminationGracePeriodSeconds`).
 const DRAIN: Duration = Duration::from_secs(24 * 3600 - 60);
 
 /// The port could not be opened.

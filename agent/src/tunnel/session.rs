@@ -38,7 +38,7 @@ pub(super) struct SessionFacts {
     pub(super) peer_version: Option<u16>,
     /// Source: whether libvirt has made its last call.
     pub(super) last_call: bool,
-    /// How far the last reply has come.
+    /// Progress of the last reply.
     pub(super) reply: ReplyProgress,
     /// The source's view of the hand-over.
     pub(super) source: SourceSide,

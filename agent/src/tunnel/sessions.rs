@@ -30,7 +30,7 @@ const MOST: usize = 64;
 /// Minimum interval between two reports of changed byte counts to agents.
 const BYTES_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What all sessions of a process have in common.
+/// The settings and resources that all sessions of a process share.
 #[derive(Debug)]
 pub(super) struct Setting {
     /// The kubelet's root.

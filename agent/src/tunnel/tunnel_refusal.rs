@@ -1,4 +1,4 @@
-//! What a tunnel refuses: calls of agents of its node, and connections from other nodes.
+//! Refusals of a tunnel: of calls by agents of its node, and of connections from other nodes.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -21,7 +21,7 @@ const FIRMWARE: usize = 64 * 1024;
 const RESET: usize = FIRMWARE - 16;
 /// `ljmp $0xf000, $0`
 const TO_PROGRAM: [u8; 5] = [0xea, 0x00, 0x00, 0x00, 0xf0];
-/// What it runs, in the processor's 16 bit mode.
+/// The program that it runs, in the processor's 16-bit mode.
 const PROGRAM: [u8; 94] = [
     0xfa, //                               cli
     0x66, 0x31, 0xc0, //                   xor %eax, %eax
@@ -141,7 +141,7 @@ impl GuestOutput {
         self.0.is_empty()
     }
 
-    /// How much, in bytes.
+    /// Returns its length in bytes.
     pub(crate) fn length(&self) -> usize {
         self.0.len()
     }

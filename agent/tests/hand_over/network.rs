@@ -1,7 +1,7 @@
 //! The network between two tunnels, of which the control channel can be held and cut.
 //!
-//! What the connections are for is encrypted. The control channel is known by its time: it is what a source
-//! connects first, and first again when it was cut.
+//! The purpose of a connection is encrypted. The control channel is recognised by its order: a source connects it
+//! first, and first again after it was cut.
 
 use std::{
     net::SocketAddr,
@@ -37,20 +37,20 @@ pub(crate) struct Network {
     /// Where the target's tunnel is reached.
     pub(crate) address: SocketAddr,
     held: watch::Sender<HeldTraffic>,
-    /// How often the control channel was cut.
+    /// Number of times that the control channel was cut.
     cuts: watch::Sender<usize>,
     is_control: Arc<AtomicBool>,
     /// Connections beside the control channel, of this migration.
     others: Arc<AtomicUsize>,
-    /// What passes of the guest's memory.
+    /// The treatment of the guest's memory.
     memory: watch::Sender<Memory>,
     _task: JoinSet<()>,
 }
 
-/// What passes of the guest's memory. Its connections are those after libvirt's.
+/// The treatment of the guest's memory. The connections of the memory are those after libvirt's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// All.
+    /// All of it passes.
     Passes,
     /// Its connections are closed.
     IsCut,

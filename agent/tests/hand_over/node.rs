@@ -175,7 +175,7 @@ async fn connect(pod: &Pod, socket: &str) -> (DomainHandle, DomainEvents) {
     connected.unwrap_or_else(|error| panic!("{error}\n{}", pod.log()))
 }
 
-/// What `virsh` has printed, or complained of.
+/// Returns the standard output of `virsh`, or its standard error if it failed.
 fn printed(ran: &Output) -> Result<String, String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if ran.status.success() {
@@ -189,7 +189,7 @@ fn printed(ran: &Output) -> Result<String, String> {
 pub(crate) struct Unpaused(JoinSet<Result<String, String>>);
 
 impl Unpaused {
-    /// How it ended.
+    /// Waits for its end and returns its result.
     pub(crate) async fn ended(mut self) -> Result<String, String> {
         self.0.join_next().await.unwrap().unwrap()
     }
@@ -219,7 +219,7 @@ impl Moving {
         Self(moving)
     }
 
-    /// How it ended.
+    /// Waits for its end and returns its result.
     pub(crate) async fn ended(mut self) -> Result<(), CallError> {
         self.0.join_next().await.unwrap().unwrap()
     }

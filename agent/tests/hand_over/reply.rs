@@ -1,4 +1,4 @@
-//! What decides over the reply by which a migration succeeds, before the target's tunnel gets it.
+//! The gate that decides over the reply by which a migration succeeds, before the target's tunnel gets it.
 //!
 //! ```text
 //!  source's libvirtd ── tunnel ═══ tunnel ──▶ libvirt/libvirt-sock   ┐
@@ -7,9 +7,9 @@
 //!                                             libvirt/own-sock: its libvirtd
 //! ```
 //!
-//! All else passes, but for one flag: on demand the last call lets the guest run, as libvirt's own
-//! call does without a tunnel. It cannot be between the source's libvirtd and its tunnel: there, that the reply was
-//! read would prove nothing.
+//! All other data passes, except for one flag: on demand the last call lets the guest run, as libvirt's own call does
+//! without a tunnel. The gate cannot be between the source's libvirtd and its tunnel: there, it would prove nothing
+//! that the reply was read.
 
 use std::{
     fs::{self, Permissions},
@@ -51,7 +51,7 @@ const REPLY: u32 = 1;
 const PAUSED: u32 = 1 << 5;
 const FLAGS_FROM_END: usize = 8;
 
-/// What becomes of the reply.
+/// The fate of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It goes its way.

@@ -24,7 +24,7 @@ use crate::{
 const TUNNELS_POD: &str = "5c0f6a1e-3f0e-4d0c-9d7a-2f5f1d0c7b11";
 /// Most bytes of a line, as for agents.
 const LINE: usize = 1024 * 1024;
-/// How often it is tried whether a process listens already.
+/// Interval between two checks of whether a process listens already.
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// `drydock-agent tunnel`. It is killed with the value.
@@ -91,7 +91,7 @@ impl Tunnel {
         self.process.kill().await.unwrap();
     }
 
-    /// What it has logged.
+    /// Returns its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }

@@ -13,7 +13,7 @@ use crate::{
     reply::{Fate, OWN_SOCKET, ReplyGate},
 };
 
-/// How often each fault is tried.
+/// Returns the number of runs of each fault.
 pub(crate) fn runs() -> usize {
     number("DRYDOCK_HAND_OVERS", 2)
 }
@@ -150,7 +150,7 @@ impl HandOverWorld {
         assert!(self.target.guest_output().is_nothing());
     }
 
-    /// What the tunnels have logged.
+    /// Returns the logs of the tunnels.
     pub(crate) fn logs(&self) -> String {
         format!(
             "source:\n{}\ntarget:\n{}",

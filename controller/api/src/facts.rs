@@ -25,13 +25,13 @@ pub struct NodeFacts {
     pub architecture: String,
     /// Release of the running kernel.
     pub kernel: String,
-    /// What the processor reports about itself.
+    /// The processor's description of itself.
     pub cpu: CpuFacts,
     /// Whether KVM can be used, and why not.
     pub kvm: KvmFacts,
     /// Real-time tasks may use the whole CPU (`kernel.sched_rt_runtime_us` is -1).
     pub real_time: bool,
-    /// What a guest can get according to libvirt and QEMU; absent if they could not be queried.
+    /// Capabilities of guests according to libvirt and QEMU; absent if they could not be queried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtualization: Option<VirtualizationFacts>,
 }
@@ -130,7 +130,7 @@ pub enum KvmState {
     Unknown,
 }
 
-/// How guests run.
+/// The virtualization type of guests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VirtType {
@@ -156,11 +156,11 @@ impl VirtType {
     }
 }
 
-/// What libvirt and QEMU report.
+/// Facts from libvirt and QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualizationFacts {
-    /// How the guests run that these facts describe.
+    /// Virtualization type of the guests that these facts describe.
     pub virt_type: VirtType,
     /// The machine type of the query.
     pub machine: String,
@@ -170,7 +170,7 @@ pub struct VirtualizationFacts {
     pub qemu_version: String,
     /// Vendor of the CPU as libvirt names it (`Intel`, `AMD`, `IBM`); empty if it names none.
     pub vendor: String,
-    /// What a guest with `host-model` gets; absent where libvirt does not support it.
+    /// The CPU of a guest with `host-model`; absent where libvirt does not support it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_model: Option<HostModel>,
     /// All CPU models libvirt knows here, usable or not. Nodes that are alike in this share the list in
@@ -204,7 +204,7 @@ pub struct VirtualizationFacts {
     pub confidential: ConfidentialFacts,
 }
 
-/// What `host-model` means on this node.
+/// The CPU that `host-model` stands for on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HostModel {
@@ -321,7 +321,7 @@ pub struct SevFacts {
     pub max_es_guests: u32,
 }
 
-/// What the facts depend on: if a part changes, the host is inspected again.
+/// The state of the host that the facts depend on: if a part of it changes, the host is inspected again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct FactsFingerprint(pub BTreeMap<String, String>);

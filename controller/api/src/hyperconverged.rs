@@ -35,10 +35,10 @@ pub struct HyperConvergedSpec {
     /// CPU models that nodes do not offer.
     #[serde(default, rename = "obsoleteCPUs", skip_serializing_if = "Option::is_none")]
     pub obsolete_cpus: Option<ObsoleteCpus>,
-    /// How virtual machines are live migrated.
+    /// Configuration of live migrations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live_migration_config: Option<LiveMigrationConfig>,
-    /// What happens to a virtual machine without a strategy of its own when its node is drained.
+    /// Eviction strategy of virtual machines that set none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
     /// CPU model of virtual machines that name none.
@@ -86,7 +86,7 @@ pub struct ObsoleteCpus {
     pub min_cpu_model: Option<String>,
 }
 
-/// How virtual machines are live migrated.
+/// Configuration of live migrations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -137,7 +137,7 @@ pub struct LiveMigrationConfig {
     pub node_drain_taint_key: Option<String>,
 }
 
-/// What happens to a virtual machine when its pod is to be evicted.
+/// The effect of an eviction on a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum EvictionStrategy {
     /// It is shut down.
@@ -168,14 +168,14 @@ pub struct CertConfig {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CertLifetime {
-    /// How long it is valid, as a Go duration (`48h0m0s`).
+    /// Validity period, as a Go duration (`48h0m0s`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
         regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$")
     )]
     pub duration: Option<String>,
-    /// How long before its end it is renewed, as a Go duration (`24h0m0s`).
+    /// Time between its renewal and its expiry, as a Go duration (`24h0m0s`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
@@ -184,7 +184,7 @@ pub struct CertLifetime {
     pub renew_before: Option<String>,
 }
 
-/// What the controller reports about the object.
+/// Status of the object, written by the controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HyperConvergedStatus {

@@ -40,14 +40,14 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 pub struct HypervisorSpec {}
 
-/// What the agent of the node reports.
+/// Status of the node, written by its agent unless noted otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HypervisorStatus {
     /// Inspected, Labelled, KVMAvailable, Ready, ConfigurationAccepted.
     #[schemars(schema_with = "crate::hypervisor::conditions")]
     pub conditions: Vec<Condition>,
-    /// What the node can do, without the masked features.
+    /// Capabilities of the node, without the masked features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub facts: Option<Arc<NodeFacts>>,
     /// Number of CPU models that guests can have.
@@ -71,10 +71,10 @@ pub struct HypervisorStatus {
     /// Where controllers reach the agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_endpoint: Option<AgentEndpoint>,
-    /// How the node is being emptied of virtual machines. Written by the controller.
+    /// Progress of emptying the node of virtual machines. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
-    /// What emptying the node would do, while its Node requests a preview. Written by the controller.
+    /// Preview of emptying the node, while its Node requests one. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_preview: Option<DrainPreview>,
 }
@@ -89,17 +89,18 @@ pub struct AgentEndpoint {
     pub certificate_fingerprint: String,
 }
 
-/// What emptying a node of virtual machines would do, without a request to empty it.
+/// Preview of emptying a node of virtual machines: the effects that a request to empty it would have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPreview {
-    /// Since when the lines are as they are.
+    /// Time of the last change of the lines.
     pub since: Time,
-    /// How many would move, be shut down and block; when the last would have moved; then each of them.
+    /// The numbers of virtual machines that would move, be shut down and block; the time when the last would have
+    /// moved; then each virtual machine.
     pub lines: Vec<String>,
 }
 
-/// How a node is being emptied of virtual machines.
+/// Progress of emptying a node of virtual machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
@@ -147,7 +148,7 @@ pub struct RemainingGuest {
     pub message: String,
 }
 
-/// What a virtual machine does that is still on a node that is being emptied.
+/// State of a virtual machine that is still on a node that is being emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum RemainingState {
     /// It stays until a user intervenes.
@@ -170,9 +171,9 @@ pub enum RemainingState {
 pub struct InspectionRecord {
     /// When the facts were found.
     pub at: Time,
-    /// How long it took, in milliseconds.
+    /// Duration of the inspection, in milliseconds.
     pub took_milliseconds: u64,
-    /// What the facts depend on.
+    /// The state of the host that the facts depend on.
     pub fingerprint: FactsFingerprint,
     /// A later inspection failed, so the facts may no longer be true.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

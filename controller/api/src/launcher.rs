@@ -102,7 +102,7 @@ pub struct PodGuest {
     pub domain: String,
     /// Host UUID of this pod's libvirt: two instances with equal UUIDs refuse to migrate to each other.
     pub host_uuid: String,
-    /// How long the guest may take to shut down, in seconds, including the launcher's margin.
+    /// Time limit for the guest's shutdown, in seconds, including the launcher's margin.
     pub grace_period_seconds: u64,
     /// The sources of the disks, in the order of the manifest.
     pub disks: Vec<LauncherDisk>,
@@ -138,7 +138,7 @@ pub struct GuestProbe {
     pub action: ProbeAction,
     /// Time between the guest's start in this pod and the first probe, in seconds.
     pub initial_delay_seconds: u32,
-    /// How long the guest may take to respond, in seconds.
+    /// Time limit for the guest's response, in seconds.
     pub timeout_seconds: u32,
     /// Interval of the probe, in seconds.
     pub period_seconds: u32,
@@ -371,7 +371,7 @@ impl DiskFormat {
     }
 }
 
-/// How a pod's guest ended: the launcher's termination message.
+/// The end of a pod's guest: the launcher's termination message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ending {
@@ -386,7 +386,7 @@ pub struct Ending {
     pub requested: Option<bool>,
 }
 
-/// How a guest ended in this pod.
+/// The outcome of a guest in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum GuestOutcome {
     /// The guest shut down, by itself or after its power button was pressed.

@@ -155,9 +155,9 @@ pub struct NodeMaintenanceSpec {
     /// Why, for people. It can be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How long emptying the node may take, such as `45m` or `1h30m`. After that the maintenance has
-    /// failed and the node is given back as it was. Without it there is no limit. A node that was
-    /// empty once stays in maintenance however long that takes.
+    /// Time limit for emptying the node, such as `45m` or `1h30m`. After that the maintenance has failed and the node
+    /// is given back as it was. Without it there is no limit. A node that was empty once stays in maintenance however
+    /// long that takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub timeout: Option<String>,
@@ -188,7 +188,7 @@ pub struct NodeMaintenanceStatus {
     /// `Running`, `Succeeded` or `Failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// What keeps the node from being emptied, or why the maintenance failed; absent if nothing is wrong.
+    /// Reason why the node is not emptied, or why the maintenance failed; absent if nothing is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
     /// When this was last written.
@@ -209,10 +209,10 @@ pub struct NodeMaintenanceStatus {
     /// Percentage of `evictionPods` that have left. It never decreases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_progress: Option<i64>,
-    /// How often in a row the node's Lease could not be renewed.
+    /// Number of consecutive failures to renew the node's Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_on_lease_count: Option<i64>,
-    /// How many pods have not left.
+    /// Number of pods that have not left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<i64>,
     /// Each pod that has not left, and why.
@@ -295,12 +295,12 @@ pub struct PendingPod {
     /// The message with which the API server last refused its eviction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answer: Option<String>,
-    /// What does not let it go.
+    /// The disruption budget that blocks its eviction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<Blocker>,
 }
 
-/// A disruption budget that does not let a pod go, with the numbers of its status.
+/// A disruption budget that blocks the eviction of a pod, with the numbers of its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Blocker {
@@ -308,13 +308,13 @@ pub struct Blocker {
     pub kind: String,
     /// Its name; it is in the pod's namespace.
     pub name: String,
-    /// How many pods may be evicted now.
+    /// Number of pods that may be evicted now.
     pub disruptions_allowed: i32,
-    /// How many are healthy.
+    /// Number of healthy pods.
     pub current_healthy: i32,
-    /// How many have to be.
+    /// Minimum number of healthy pods.
     pub desired_healthy: i32,
-    /// How many there are to be counted.
+    /// Number of pods that the budget counts.
     pub expected_pods: i32,
 }
 

@@ -88,7 +88,7 @@ impl GuestCommand {
 /// Something about a guest that is read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GuestReport {
-    /// What its guest agent knows about it.
+    /// The information that its guest agent has about it.
     GuestOsInfo,
     /// Its users, according to its guest agent.
     UserList,
@@ -140,7 +140,7 @@ impl GuestStream {
     }
 }
 
-/// What a path names.
+/// The request that a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeApiRequest<'a> {
     /// A command to the guest with this UID.

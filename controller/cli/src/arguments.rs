@@ -86,7 +86,7 @@ pub(crate) enum PluginCommand {
     /// Exit codes: 0 nothing is wrong, or warnings alone; 3 an error, something does not work or would block a drain; 6 no error,
     /// and something may not be read; 1 no error, and something could not be read for another reason. Nothing is written.
     Check {
-        /// How the report is printed.
+        /// Output format of the report.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },
@@ -94,7 +94,7 @@ pub(crate) enum PluginCommand {
     Top(Top),
     /// Show the versions of this plugin, the controller and the agents, and what differs.
     Version {
-        /// How they are printed.
+        /// Output format of the versions.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },
@@ -110,7 +110,7 @@ pub(crate) enum PluginCommand {
     },
 }
 
-/// What lets shells complete command lines.
+/// The commands for shell completion.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Completion {
     /// Print a script for bash, which completes `kubectl-drydock`.
@@ -139,12 +139,12 @@ pub(crate) struct Top {
     /// A column by which rows are sorted: amounts with the greatest first.
     #[arg(long, value_name = "COLUMN")]
     pub(crate) sort_by: Option<String>,
-    /// How it is printed.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
     pub(crate) output: OutputFormat,
 }
 
-/// What a table shows.
+/// The rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Table {
     /// All nodes.
@@ -158,7 +158,7 @@ pub(crate) enum Table {
     Migrations,
 }
 
-/// How the console is served.
+/// Options of the console.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConsoleArgs {
     /// Port on 127.0.0.1; 0 for any that is free.
@@ -181,7 +181,7 @@ impl ConsoleArgs {
     }
 }
 
-/// How the console in a cluster is served.
+/// Options of the console in a cluster.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ConsoleServer {
     /// Name under which browsers reach the console, as HOST or HOST:PORT; repeated for several. The names of the Service and
@@ -237,7 +237,7 @@ pub(crate) struct ConsoleServer {
 }
 
 impl ConsoleServer {
-    /// Returns how it is served.
+    /// Returns the settings of the console.
     ///
     /// # Errors
     /// Returns a message if no API server is named and the process is in no pod.
@@ -283,7 +283,7 @@ pub(crate) enum Explain {
         /// The only other node that is explained, as NODE or node/NODE.
         #[arg(long, value_name = "NODE", value_parser = node_name)]
         node: Option<String>,
-        /// How the explanation is printed.
+        /// Output format of the explanation.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },
@@ -292,7 +292,7 @@ pub(crate) enum Explain {
         /// The node, as NODE or node/NODE.
         #[arg(value_name = "NODE", value_parser = node_name)]
         name: String,
-        /// How the explanation is printed.
+        /// Output format of the explanation.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },
@@ -304,11 +304,11 @@ pub(crate) enum Explain {
         /// The only node that is explained, as NODE or node/NODE.
         #[arg(long, value_name = "NODE", value_parser = node_name)]
         node: Option<String>,
-        /// How the explanation is printed.
+        /// Output format of the explanation.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },
-    /// How far a migration is, its place in the queue and the limit that holds it back, or why it failed.
+    /// The progress of a migration, its place in the queue and the limit that holds it back, or why it failed.
     Migration {
         /// The migration, as NAME or NAMESPACE/NAME.
         #[arg(value_name = "MIGRATION")]
@@ -316,13 +316,13 @@ pub(crate) enum Explain {
         /// Its namespace; that of the kubeconfig's context if it is not named.
         #[arg(short, long, value_name = "NAMESPACE")]
         namespace: Option<String>,
-        /// How the explanation is printed.
+        /// Output format of the explanation.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },
 }
 
-/// What a plan is about.
+/// The nodes of a plan, and its output format.
 #[derive(Debug, Args)]
 pub(crate) struct PlanSubject {
     /// Names of nodes, as NODE or node/NODE.
@@ -331,12 +331,12 @@ pub(crate) struct PlanSubject {
     /// Nodes with these labels.
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "nodes")]
     pub(crate) selector: Option<String>,
-    /// How the plan is printed.
+    /// Output format of the plan.
     #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
     pub(crate) output: OutputFormat,
 }
 
-/// How a result is printed.
+/// The output format of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
     /// For people.
@@ -351,15 +351,15 @@ pub(crate) struct StartMaintenance {
     /// The nodes, as NODE or node/NODE.
     #[arg(required = true, value_name = "NODE", value_parser = node_name)]
     pub(crate) nodes: Vec<String>,
-    /// Why, for people.
+    /// Reason of the maintenance, for people.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
-    /// How long emptying the node may take, such as 45m; then the node is given back as it was.
+    /// Maximum time for emptying the node, such as 45m; then the node is given back as it was.
     #[arg(long, value_name = "DURATION")]
     pub(crate) give_up_after: Option<String>,
 }
 
-/// How a drain is followed.
+/// Options for following a drain.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Follow {
     /// Seconds after which the view ends with exit code 4. The drain goes on.
@@ -368,12 +368,12 @@ pub(crate) struct Follow {
     /// End the view with exit code 3 once a virtual machine has been blocked for this long, such as 5m. The drain goes on.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) fail_when_blocked: Option<Duration>,
-    /// How changes are printed.
+    /// Output format of changes.
     #[arg(short, long, value_enum, default_value_t = CourseOutput::Text)]
     pub(crate) output: CourseOutput,
 }
 
-/// How the course of a drain is printed.
+/// The output format of the course of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CourseOutput {
     /// A block on a terminal; lines elsewhere.
@@ -400,7 +400,7 @@ pub(crate) enum MaintenanceCommand {
         /// The node, as NODE or node/NODE.
         #[arg(value_name = "NODE", value_parser = node_name)]
         node: String,
-        /// How it is printed.
+        /// Output format.
         #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
         output: OutputFormat,
     },

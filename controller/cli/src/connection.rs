@@ -23,7 +23,7 @@ const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(295);
 /// Time in which a connection has to be made, in seconds: the default of kubectl's `--request-timeout` here.
 const CONNECT_SECONDS: u64 = 30;
 
-/// How the API server is reached: kubectl's options.
+/// Options for the connection to the API server, the same as kubectl's.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConnectionOptions {
     /// Path of the kubeconfig.

@@ -70,10 +70,10 @@ use view::ViewPath;
 pub(crate) use incluster::run as serve_in_cluster;
 
 const DOCUMENT: &str = include_str!("console/assets/document.html");
-/// What a tab without a session shows: on the user's machine, and in a cluster.
+/// The content of a tab without a session: on the user's machine, and in a cluster.
 const LINK_NEEDED: &str = include_str!("console/assets/link-needed.html");
 const SIGN_IN: &str = include_str!("console/assets/sign-in.html");
-/// What a tab with a session has in its header.
+/// The form in the header of a tab with a session: on the user's machine, and in a cluster.
 const LINK: &str = r#"<form id="other" data-post="/api/link" hidden><button type="submit">Link for another browser</button><p class="error" role="alert" hidden></p></form>"#;
 const SIGN_OUT: &str = r#"<form id="other" data-token hidden><button type="submit">Sign out</button></form>"#;
 const SCRIPT: &str = include_str!("console/assets/live.js");
@@ -86,7 +86,7 @@ const IDLE: Duration = Duration::from_secs(8 * 3600);
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What all requests of a user share.
+/// The state that all requests of a user share.
 struct ConsoleContext {
     client: Client,
     cluster: ClusterContext,
@@ -282,7 +282,7 @@ fn error(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({"error": message}))).into_response()
 }
 
-/// Where the console is served.
+/// The place where the console is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     /// On its user's machine: the link identifies the user.

@@ -45,11 +45,11 @@ pub(crate) use followed_machine::follow as follow_machine;
 /// Far enough away for a timer that is never due.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Which drains are followed.
+/// The drains that are followed.
 pub(crate) enum FollowedNodes {
-    /// Those of these nodes.
+    /// The drains of these nodes.
     Named(Vec<String>),
-    /// Those of all nodes in maintenance, also of those that come later.
+    /// The drains of all nodes in maintenance, including nodes whose maintenance starts later.
     InMaintenance,
 }
 
@@ -104,7 +104,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// What a watch has seen.
+/// An event of one of the watches.
 enum FollowedChange {
     Drain(String, Box<Change<Hypervisor>>),
     Migration(String, Box<Change<VirtualMachineInstanceMigration>>),

@@ -24,7 +24,7 @@ pub type Secrets = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
 /// A command for a guest's agent.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CredentialCommand {
-    /// What it does, without any credential: `setting the password of root`.
+    /// Purpose of the command, without any credential: `setting the password of root`.
     pub purpose: String,
     /// The command as an agent reads it, with the credential.
     pub message: String,

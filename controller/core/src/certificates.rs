@@ -116,7 +116,7 @@ pub struct RenewalInput<'a> {
     pub held: Option<&'a HeldCertificates>,
     /// The certificate that this replica serves.
     pub served: Option<&'a Serving>,
-    /// What API servers trust.
+    /// The authorities that API servers trust.
     pub trust: &'a PublishedTrust,
 }
 
@@ -164,7 +164,7 @@ pub struct Make {
     pub cause: RenewalCause,
 }
 
-/// What to do with the serving certificate in a Secret to be written.
+/// The action for the serving certificate in a Secret to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServingChange {
     /// Keep it.

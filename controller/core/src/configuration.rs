@@ -67,7 +67,7 @@ pub struct MigrationSettings {
     pub completion_timeout_per_gib: Option<Duration>,
     /// Time without progress before a migration is aborted; `None`: never.
     pub progress_timeout: Option<Duration>,
-    /// How long the guest may be paused for the switch-over.
+    /// Maximum pause of the guest for the switch-over.
     pub max_downtime: Duration,
     /// Whether the guest may be throttled.
     pub auto_converge: bool,
@@ -93,7 +93,7 @@ pub struct Certificates {
 pub struct Lifetime {
     /// Validity of the certificate.
     pub duration: Duration,
-    /// How long before its end it is renewed.
+    /// Time between its renewal and its expiry.
     pub renew_before: Duration,
 }
 

@@ -1,16 +1,16 @@
-//! What a node's device plugin offers to the pods of guests.
+//! The offer of a node's device plugin to the pods of guests.
 
 use crate::readiness::NodeReadiness;
 
-/// How guests run on a node; this decides what a pod is allocated.
+/// The virtualization that a node offers to guests; it decides which devices a pod is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceOffer {
-    /// With KVM: a pod gets the KVM device.
+    /// KVM: a pod gets the KVM device.
     Kvm,
-    /// In emulation, which needs no device. Shares are counted all the same, so that the same pod fits both kinds of
+    /// Emulation, which needs no device. Shares are counted all the same, so that the same pod fits both kinds of
     /// nodes.
     Emulation,
-    /// Not at all: all shares are unhealthy, and the kubelet reports none.
+    /// None: all shares are unhealthy, and the kubelet reports none.
     Nothing,
 }
 

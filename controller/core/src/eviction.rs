@@ -51,8 +51,8 @@ use crate::{
     vm_conditions::find,
 };
 
-/// How long after its pod's creation a VMI's migratability may be unknown. Agents report it within a moment after the
-/// guest has started; a minute covers the slowest start observed.
+/// Time after its pod's creation for which a VMI's migratability may be unknown. Agents report it within a moment after
+/// the guest has started; a minute covers the slowest start observed.
 pub const GRACE: Duration = Duration::from_secs(60);
 
 /// An object, or the kind of its absence.
@@ -123,7 +123,7 @@ pub enum EvictionDecision {
     Mark,
 }
 
-/// How long the reason for an allowed eviction stays true.
+/// The validity of the reason for an allowed eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
     /// For good: it may be trusted wherever it was read.

@@ -126,7 +126,7 @@ pub struct ObservedGuest<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// The pod that its guest runs in.
     pub pod: &'a Pod,
-    /// What the launcher has prepared.
+    /// The launcher's report that libvirt responds and all disks exist.
     pub ready: &'a Ready,
     /// The domain.
     pub domain: &'a ReportedDomain,

@@ -1,4 +1,4 @@
-//! What a command of a user does to a guest, decided by its agent.
+//! The effect of a user's command on a guest, decided by the guest's agent.
 //!
 //! A command is carried out only on the node that the instance names, and never while a migration has the guest: during the
 //! hand-over a guest that is paused on the target must not run before the source has proven that it stopped
@@ -12,7 +12,7 @@ use drydock_api::{
     node_api::{GuestCommand, NodeApiRefusal, RefusalReason},
 };
 
-/// What a guest does, according to its libvirt.
+/// The activity of a guest, according to its libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunState {
     /// It runs.
@@ -32,7 +32,7 @@ pub struct CommandInput<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// The agent's own node.
     pub node: &'a str,
-    /// What the guest does.
+    /// The guest's activity.
     pub activity: RunState,
     /// Whether the guest agent is connected.
     pub agent_connected: bool,

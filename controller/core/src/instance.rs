@@ -1,4 +1,4 @@
-//! How the controller reconciles one VirtualMachineInstance: its pod, its node, its end.
+//! Reconciliation of one VirtualMachineInstance: its pod, its node, its end.
 //!
 //! ```text
 //!  Pending ──pod created─▶ Scheduling ──container runs──▶ Scheduled ──(agent)──▶ Running
@@ -91,7 +91,7 @@ pub struct ObservedInstance<'a> {
     pub warning: Option<&'a Hindrance>,
 }
 
-/// What an instance's migrations report about it.
+/// The state of an instance according to its migrations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moving<'a> {
     /// Whether an unfinished migration has named both sides. The guest's end is not reported before that migration is

@@ -95,7 +95,7 @@ pub struct Arriving<'a> {
     pub images: &'a BTreeMap<String, String>,
 }
 
-/// How a claim is mounted.
+/// The volume mode with which a claim is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimMode {
     /// As a folder with a file that contains the disk.

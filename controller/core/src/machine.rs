@@ -1,4 +1,4 @@
-//! How the controller reconciles one VirtualMachine: whether its instance is created, deleted or left alone.
+//! Reconciliation of one VirtualMachine: whether its instance is created, deleted or left alone.
 //!
 //! ```text
 //!               ┌──────────── absent ◀──────────── gone ───────────┐
@@ -37,7 +37,7 @@ use printable::{PrintableInput, printable};
 use start_failure::{is_start_failure, start_failure};
 pub use strategy::{DeletionReason, InstanceDecision, RequestedChanges, Standing, decide};
 
-/// What the controller sees of a machine.
+/// The controller's observations of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedMachine<'a> {
     /// The time.

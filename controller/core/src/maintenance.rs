@@ -1,4 +1,4 @@
-//! How the controller reconciles one NodeMaintenance: it drains a node and keeps it empty.
+//! Reconciliation of one NodeMaintenance, which drains a node and keeps it empty.
 //!
 //! ```text
 //!  finalizer ─▶ begun: records the node's earlier state ─▶ Lease ─▶ label, taints, cordon ─▶ pods
@@ -80,7 +80,7 @@ pub struct MaintenanceEvent {
     pub warning: bool,
     /// Its reason.
     pub reason: &'static str,
-    /// What happened.
+    /// Its message.
     pub message: String,
 }
 

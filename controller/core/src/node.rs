@@ -1,4 +1,4 @@
-//! How a node's agent reconciles its own Node and Hypervisor, as one plan.
+//! Reconciliation of a node's Node and Hypervisor by its agent, as one plan.
 //!
 //! ```text
 //!  Node labels, annotations ─┐
@@ -95,7 +95,7 @@ pub struct NodeUpdatePlan {
     pub status: HypervisorStatus,
     /// Events on the Node.
     pub events: Vec<NodeEvent>,
-    /// What the device plugin offers to guests' pods.
+    /// The device plugin's offer to guests' pods.
     pub offer: DeviceOffer,
     /// Pending changes of the labels for launcher pods.
     pub waiting: guest_labels::PendingLabels,

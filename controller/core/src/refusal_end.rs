@@ -20,7 +20,7 @@ use k8s_openapi::{
 
 use crate::quantity;
 
-/// What may end a refusal.
+/// The prospect that a change ends a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Prospect {
     /// Nothing has changed for the better.

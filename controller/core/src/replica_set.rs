@@ -1,5 +1,5 @@
-//! How the controller reconciles one VirtualMachineInstanceReplicaSet: which instances it creates and deletes so that
-//! the wanted number exists.
+//! Reconciliation of one VirtualMachineInstanceReplicaSet: which instances are created and deleted so that the desired
+//! number exists.
 //!
 //! ```text
 //!  its instances ─┬─ label changed: released ───────────▶ no owner
@@ -70,7 +70,7 @@ pub struct ObservedReplicaSet<'a> {
 /// A failed request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedRequest {
-    /// What was attempted.
+    /// The kind of the request.
     pub tried: Tried,
     /// The API server's message.
     pub message: String,

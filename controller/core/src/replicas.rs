@@ -17,8 +17,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::placement::{NodeView, could_take};
 
-/// How long all replicas have been ready before one moves, so that a rollout or a drain has come to its end: several
-/// times what a new replica takes to become ready.
+/// Time for which all replicas have been ready before one moves, so that a rollout or a drain has ended: several times
+/// the time that a new replica takes to become ready.
 pub const SETTLED: Duration = Duration::from_secs(30);
 /// The longest wait after moves that did not help, as where a scheduler does not keep pods apart.
 pub const LONGEST: Duration = Duration::from_secs(3600);

@@ -45,7 +45,7 @@ type SharedPrune<K> = Arc<dyn Fn(&mut K) + Send + Sync>;
 /// Handles changes of the watch, and of created objects that it has not shown in time.
 type SharedHandler<K> = Arc<Mutex<dyn FnMut(&CacheChange<K>) + Send>>;
 
-/// How long a created object counts as existing although the watch has not shown it, by default: longer than a watch
+/// Default time for which a created object counts as existing although the watch has not shown it: longer than a watch
 /// lags behind. An object that was deleted before the watch could show it is never shown: this happens if the watch
 /// lists anew meanwhile.
 pub const ASSUMED_FOR: Duration = Duration::from_secs(10);

@@ -73,7 +73,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Why a watch currently receives nothing.
+/// The reason why a watch currently receives nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchProblem {
     /// The API server does not serve the kind: its CRD is not installed, or no longer.
@@ -94,12 +94,12 @@ impl fmt::Display for WatchProblem {
     }
 }
 
-/// How reliable the content of the cache is.
+/// The reliability of the content of the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncState {
     /// Whether at least one complete list was received.
     pub synced: bool,
-    /// What prevents watch events from arriving, if anything. The cache may be stale then.
+    /// The problem that prevents watch events from arriving, if there is one. The cache may be stale then.
     pub problem: Option<WatchProblem>,
 }
 

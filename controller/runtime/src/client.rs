@@ -41,15 +41,15 @@ use std::{
 use thiserror::Error;
 use tower::{BoxError, Layer, Service, ServiceBuilder, buffer::BufferLayer, retry::RetryLayer, util::BoxService};
 
-/// How long a request may take until its response begins. (For a watch, the response begins when the API server
-/// accepts it.)
+/// Time limit of a request until its response begins. (For a watch, the response begins when the API server accepts
+/// it.)
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a connection may receive nothing. Longer than a watch lasts (290 s), so a quiet watch does not count as
-/// broken.
+/// Maximum time for which a connection may receive nothing. Longer than a watch lasts (290 s), so a quiet watch does
+/// not count as broken.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(300);
-/// How many requests may be queued before callers have to wait; kube's own buffer has the same size.
+/// Number of requests that may be queued before callers have to wait; kube's own buffer has the same size.
 const REQUESTS_AHEAD: usize = 1024;
-/// How long connecting to the API server may take.
+/// Time limit for connecting to the API server.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// The identity of the client, and its server.
@@ -65,7 +65,7 @@ pub struct ClientOptions {
     pub context: Option<String>,
 }
 
-/// Why no client could be created.
+/// The reason why no client could be created.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The kubeconfig does not exist or is invalid.

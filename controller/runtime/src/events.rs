@@ -29,7 +29,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 /// Interval at which the count of a repeated event is written.
 pub const SERIES_EVERY: Duration = Duration::from_secs(60);
-/// How long the queue may take to drain when the process stops.
+/// Time limit for draining the queue when the process stops.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// A series ends after this time without a repetition: the next occurrence is a new event.
 const SERIES_ENDS_AFTER: Duration = Duration::from_secs(360);
@@ -37,7 +37,7 @@ const SERIES_ENDS_AFTER: Duration = Duration::from_secs(360);
 const QUEUE: usize = 256;
 /// Maximum number of events that are tracked as series.
 const REMEMBERED: usize = 1024;
-/// How long one request may take.
+/// Time limit of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;

@@ -31,7 +31,7 @@ use crate::{
 /// The identity of a candidate of [`candidate`].
 pub const IDENTITY: &str = "pod-1";
 
-/// How long to wait for a request. On a paused clock nothing takes an hour; on a real clock no test runs that long.
+/// Maximum wait for a request. On a paused clock nothing takes an hour; on a real clock no test runs that long.
 const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The server side of the connection.
@@ -50,7 +50,7 @@ pub struct ReceivedRequest {
     respond: SendResponse<Response<ResponseBody>>,
 }
 
-/// How a write fails.
+/// A failure of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
     /// An admission plugin refuses it (403).

@@ -12,7 +12,7 @@ use tokio::{
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Maximum size of the termination message that the kubelet reads, in bytes.
 const TERMINATION_LOG_BYTES: usize = 4096;
-/// How long blocking calls may continue after the last task has ended.
+/// Time for which blocking calls may continue after the last task has ended.
 const BLOCKING_CALLS_END: Duration = Duration::from_secs(1);
 
 /// The number of threads that run the tasks.
@@ -37,7 +37,7 @@ pub struct StartParameters {
     pub log_format: LogFormat,
     /// The log filter: `info`, or in detail `info,drydock_runtime=debug`.
     pub log_level: String,
-    /// How long the tasks may take to stop.
+    /// Time limit for the tasks to stop.
     pub drain: Duration,
 }
 
@@ -122,7 +122,7 @@ impl StartParameters {
     }
 }
 
-/// Why a process could not start.
+/// The reason why a process could not start.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The async runtime could not be created.

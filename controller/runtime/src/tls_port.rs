@@ -36,12 +36,12 @@ use tracing::{debug, info, warn};
 
 use crate::{CancellationToken, Process, ReadyHandle, chain};
 
-/// How long a handshake may take.
+/// Time limit of a handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// How long a connection may be idle. API servers close theirs after 90 seconds: if this side did it
-/// first, a request might be on its way already.
+/// Maximum idle time of a connection. API servers close theirs after 90 seconds: if this side did it first, a request
+/// might already be on its way.
 const IDLE: Duration = Duration::from_secs(120);
-/// How many connections there may be at once.
+/// Maximum number of simultaneous connections.
 const CONNECTIONS: usize = 1000;
 /// The wait after a connection could not be accepted, as when no file descriptor is left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
@@ -50,11 +50,11 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug, Error)]
 #[error("could not open the {name} port {address}")]
 pub struct PortError {
-    /// Which port.
+    /// The name of the port.
     name: &'static str,
-    /// Where.
+    /// The listen address.
     address: SocketAddr,
-    /// Why.
+    /// The cause.
     source: std::io::Error,
 }
 
@@ -118,13 +118,13 @@ impl ResolvesClientCert for ServedCertificate {
 pub struct TlsPort {
     /// Its name in logs.
     pub name: &'static str,
-    /// How the next handshake is made.
+    /// The function that returns the configuration of the next handshake.
     pub config: Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
-    /// What serves requests.
+    /// The router that serves requests.
     pub router: Router,
     /// Handshakes that failed.
     pub handshake_failures: Counter,
-    /// How long requests are accepted after the order to stop.
+    /// Time for which requests are still accepted after the order to stop.
     pub leave: Duration,
 }
 

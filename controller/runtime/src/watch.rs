@@ -54,7 +54,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// Maximum delay after an error.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// How the objects are listed before the watch starts.
+/// The method of listing the objects before the watch starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListMode {
     /// As one response from the API server's cache: cheap for the API server even if every node lists at once. For

@@ -42,7 +42,7 @@ use queue::{KeyQueue, ReconcileResult, after};
 
 /// Delay after the first failure.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// How many keys of a sweep are added at once.
+/// Number of keys of a sweep that are added at once.
 const PAGE: usize = 200;
 /// The next page of a sweep is added when no more keys than this are ready, so that changes do not wait behind the whole
 /// sweep. Enough for the reconciles that begin until then.

@@ -66,10 +66,10 @@ use crate::{
 use logged::LoggedRefusals;
 pub(crate) use metrics::HeldEvictions;
 
-/// How many evictions are held at once: far below the number of requests that an API server processes at a time (200
-/// mutating requests by default).
+/// Maximum number of evictions that are held at once: far below the number of requests that an API server processes at
+/// a time (200 mutating requests by default).
 pub(crate) const MAX_HELD_EVICTIONS: usize = 8;
-/// How often a mark that conflicts with other writes to its instance is repeated at most.
+/// Maximum number of repetitions of a mark that conflicts with other writes to its instance.
 const MAX_MARK_REPETITIONS: u32 = 5;
 /// Code and reason of refusals: the same as for a PDB.
 const CODE: u16 = 429;

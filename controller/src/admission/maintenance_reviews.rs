@@ -37,9 +37,9 @@ use crate::{
 
 /// Path of the webhook.
 pub(crate) const PATH: &str = "/validate/nodemaintenances";
-/// How long all requests to the API server may take together: less than it gives the webhook.
+/// Time limit of all requests to the API server together: less than the API server gives the webhook.
 const WITHIN: Duration = Duration::from_secs(8);
-/// How often a reservation is tried: two requests may take over an expired reservation at the same time.
+/// Maximum number of attempts at a reservation: two requests may take over an expired reservation at the same time.
 const TRIES: usize = 3;
 /// Code and reason of refusals, as the operators give them.
 const CODE: u16 = 403;

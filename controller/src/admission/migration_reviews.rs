@@ -26,7 +26,7 @@ use tracing::warn;
 
 use crate::{instances::Instances, migrations::Migrations, requests::api_of};
 
-/// How long the confirmation may take: well within the time that an API server gives the webhook.
+/// Time limit of the confirmation: well within the time that an API server gives the webhook.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Reviews migrations by the state of instances and of their migrations.

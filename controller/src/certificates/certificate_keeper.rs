@@ -20,7 +20,7 @@ use super::{
 /// The data of a Secret.
 pub(super) type Data = BTreeMap<String, ByteString>;
 
-/// What the leader does to the API server's objects.
+/// An action of the leader on the API server's objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CertificateAction {
     /// Write the Secret, if it is still as it was seen.
@@ -32,7 +32,7 @@ pub(super) enum CertificateAction {
 /// The next action, and when to reconcile again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NextStep {
-    /// What the leader does now.
+    /// The next action of the leader, if there is one.
     pub(super) action: Option<CertificateAction>,
     /// When to reconcile again, even if nothing changes.
     pub(super) wake: Option<Timestamp>,
@@ -52,10 +52,10 @@ pub(super) struct CertificateKeeper {
     names: Vec<String>,
     lifetimes: Lifetimes,
     seen: ObservedCertificates,
-    /// What webhooks trust; `None`: not known yet.
+    /// The bundles that webhooks trust; `None`: not known yet.
     places: Option<Vec<PublishedBundle>>,
     trust: PublishedTrust,
-    /// What the Secret holds; `None`: not known yet.
+    /// The contents of the Secret; `None`: not known yet.
     contents: Option<Contents>,
     /// The problems that were last logged.
     logged_problems: Vec<(&'static str, Unusable)>,

@@ -12,9 +12,9 @@ use rcgen::{
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 
-/// What the names of our authorities begin with; the time at which they were made follows.
+/// Prefix of the names of our authorities; the time at which they were made follows.
 pub(super) const AUTHORITY_NAME: &str = "drydock-webhooks@";
-/// Certificates are valid from so long before they are made: clocks differ.
+/// Time before its creation from which a certificate is valid: clocks differ.
 const BACKDATED: Duration = Duration::from_secs(3600);
 
 /// A certificate cannot be made.

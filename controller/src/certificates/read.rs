@@ -15,7 +15,7 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName, parse_x
 
 use super::{BUNDLE, CERTIFICATE, KEY, SIGNER_KEY, made::AUTHORITY_NAME};
 
-/// Why something in the Secret cannot be used.
+/// The reason why something in the Secret cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unusable {
     /// There is nothing under one of the keys.
@@ -45,7 +45,7 @@ impl Unusable {
         }
     }
 
-    /// The same for people.
+    /// Returns the reason for people.
     pub(crate) fn sentence(self) -> &'static str {
         match self {
             Self::Missing => "a key of the Secret is missing",
@@ -71,16 +71,16 @@ pub(crate) struct Servable {
     pub(super) certified: Arc<CertifiedKey>,
 }
 
-/// What a Secret holds.
+/// The contents of a Secret.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
-    /// What can be used of it.
+    /// Its usable content.
     pub(super) held: HeldCertificates,
     /// The key of the signer.
     pub(super) signer_key: Option<String>,
     /// The certificate to serve.
     pub(super) serving: Option<Arc<Servable>>,
-    /// What cannot be used, and why.
+    /// Its unusable parts, each with the reason.
     pub(super) unusable: Vec<(&'static str, Unusable)>,
 }
 

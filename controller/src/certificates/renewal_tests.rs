@@ -59,7 +59,7 @@ fn lifetimes() -> Lifetimes {
     })
 }
 
-/// What API servers know.
+/// The objects that API servers have.
 #[derive(Debug)]
 struct ServedObjects {
     now: Timestamp,
@@ -279,7 +279,7 @@ impl RenewalWorld {
     }
 }
 
-/// What a process ended with.
+/// Returns the error that a process ended with, or `nothing`.
 async fn failure(process: &Process) -> String {
     let ended = process
         .run(stream::pending::<&'static str>(), Duration::from_secs(60))

@@ -1,4 +1,4 @@
-//! How the Secret is written.
+//! Writes of the Secret.
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ObjectMeta};

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::{launchers::Launchers, nodes::NodePair, reserved_nodes::PlannedNode};
 
-/// How long an outlook is valid at least.
+/// Minimum validity of the outlooks while each guest has one.
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// Validity of an outlook as a multiple of its evaluation time: a large cluster is not evaluated with each change.
 const TIMES: u32 = 20;
@@ -37,12 +37,12 @@ struct CachedOutlooks {
     evaluated: Option<(Instant, Duration)>,
 }
 
-/// What follows from the outlooks of the guests that leave.
+/// The result of evaluating the outlooks of the guests that leave.
 #[derive(Debug, Default)]
 pub(super) struct EvaluatedOutlooks {
     /// When to evaluate them again even if nothing changes.
     pub(super) again: Option<jiff::Timestamp>,
-    /// Where the guests are expected to move to, if that was evaluated.
+    /// The nodes to which the guests are expected to move, if that was evaluated.
     pub(super) planned: Option<Vec<PlannedNode>>,
 }
 

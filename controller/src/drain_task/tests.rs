@@ -210,7 +210,7 @@ async fn planned_nodes_are_reserved_when_the_plan_is_executed() {
     assert_eq!(task.launchers.reserved.for_others(&other), ["b"]);
 }
 
-/// What each failed write leads to: an error that requeues the drain, a recorded refusal, or nothing.
+/// The effect of each failed write: an error that requeues the drain, a recorded refusal, or nothing.
 const FAILURES: [(u16, &str, bool, bool); 6] = [
     (403, "Forbidden", false, true),
     (422, "Invalid", false, true),

@@ -17,7 +17,7 @@ use drydock_runtime::{
 use kube::Client;
 use serde_json::json;
 
-/// How long nothing may be sent.
+/// Time for which nothing may be sent.
 const QUIET: Duration = Duration::from_secs(600);
 
 /// Runs a task that `start` begins and that sends requests for objects of these names in each term, once for each

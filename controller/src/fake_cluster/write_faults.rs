@@ -17,7 +17,7 @@ use crate::reconciler::ReconcileError;
 
 /// Maximum number of reconciles until a scenario is settled: far more than any needs, far fewer than a hot loop makes.
 const MAX_ROUNDS: usize = 60;
-/// How long the last events of a scenario may take.
+/// Maximum wait for each further event at the end of a scenario.
 const EVENTS_WITHIN: Duration = Duration::from_secs(2);
 
 /// When a task wants to reconcile again.
@@ -106,7 +106,7 @@ pub(crate) trait Scenario: Sized {
     }
 }
 
-/// What goes wrong at the write with a number.
+/// The fault that is injected at the write with a number.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     None,
@@ -130,7 +130,7 @@ impl Trouble {
     }
 }
 
-/// What a scenario has led to.
+/// The outcome of a scenario.
 struct Outcome {
     objects: BTreeMap<String, Value>,
     kept: String,
@@ -152,11 +152,11 @@ struct Run<S> {
     trouble: Trouble,
 }
 
-/// What one reconcile has led to.
+/// The outcome of one reconcile.
 struct Round {
     /// `None` if the leadership was lost.
     again: Option<Again>,
-    /// Whether the write failed that is to fail.
+    /// Whether the write that is to fail has failed.
     has_failed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a change of a node costs in a large cluster: every unfinished instance is reconciled.
+//! The cost of a change of a node in a large cluster: every unfinished instance is reconciled.
 
 use std::{cell::Cell, future::poll_fn, pin::pin, time::Instant};
 
@@ -20,7 +20,7 @@ use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const NODES: usize = 500;
 const INSTANCES: usize = 100_000;
-/// How often another task of the thread is due.
+/// Interval at which another task of the thread is due.
 const TICK: Duration = Duration::from_millis(1);
 
 fn node_name(number: usize) -> String {

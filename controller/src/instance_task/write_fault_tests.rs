@@ -1,4 +1,4 @@
-//! What follows a failed write of the task, or the loss of the leadership during one.
+//! The effects of a failed write of the task, and of the loss of the leadership during a write.
 
 use kube::Client;
 use serde_json::json;

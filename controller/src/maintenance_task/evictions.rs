@@ -30,7 +30,7 @@ use crate::{
     reconciler::{Executed, Queued, ReconcileError, Reconciler},
 };
 
-/// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
+/// Maximum number of evictions in progress at a time. Most of the time they wait for a webhook, or for the API server's
 /// own fairness.
 pub(super) const MAX_CONCURRENT_RECONCILES: usize = 512;
 

@@ -1,4 +1,4 @@
-//! What one reconcile of a migration has executed so far, and the status that it will write.
+//! The effects of one reconcile of a migration so far, and the status that it will write.
 
 use drydock_api::kubevirt::{VirtualMachineInstance, migration::MigrationPhase};
 use drydock_core::migration::{
@@ -8,7 +8,7 @@ use drydock_core::migration::{
 
 use crate::reconciler::ReconcileError;
 
-/// What follows a step.
+/// The action that follows a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// The state has changed: plan again.
@@ -25,7 +25,7 @@ pub(super) struct Execution {
     pub(super) record: MigrationRecord,
     /// The status to write.
     pub(super) change: StatusChange,
-    /// Why the target pod could not be created now.
+    /// The reason why the target pod could not be created now.
     pub(super) failed: Option<ReconcileError>,
 }
 

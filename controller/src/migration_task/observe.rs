@@ -36,7 +36,7 @@ pub(super) struct ObservedMigration {
     pub(super) another: bool,
     pub(super) slot: SlotState,
     pub(super) deadline: Option<PhaseDeadline>,
-    /// What keeps the target pod from running.
+    /// The state of the target pod while it starts.
     pub(super) pending: StartingPod,
     /// Set if the kubelet of its node rejected the target pod and another one may be created.
     pub(super) rejected: Option<Rejected>,

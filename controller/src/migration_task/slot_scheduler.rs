@@ -23,13 +23,13 @@ pub(super) struct UsedSlots {
     pub(super) targets: BTreeMap<String, u32>,
 }
 
-/// What the queue has granted to one migration.
+/// The grants of the queue to one migration, and the reason why it waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotState {
-    /// It may have a target pod.
+    /// Whether it may have a target pod.
     pub(super) may_place: bool,
     pub(super) has_slot: bool,
-    /// What it waits for.
+    /// The reason why it waits.
     pub(super) wait: Option<Wait>,
 }
 

@@ -1,4 +1,4 @@
-//! When ended migrations beyond those that are kept are deleted.
+//! The timing of the deletion of ended migrations beyond those that are kept.
 //!
 //! ```text
 //!  ended ─▶ waits ─┬─ no migration has changed for QUIET ─────────┬─▶ oldest deleted
@@ -14,7 +14,7 @@ use drydock_core::migration::retention::surplus;
 use drydock_runtime::{Key, Trigger, clock};
 use parking_lot::Mutex;
 
-/// How long no unfinished migration may have changed before ended ones are deleted: longer than the pauses of a drain.
+/// Time without a change of an unfinished migration before ended ones are deleted: longer than the pauses of a drain.
 const QUIET: Duration = Duration::from_secs(15);
 
 /// The ended migrations whose instances may have too many.

@@ -20,14 +20,14 @@ use tracing::{Instrument, info_span, warn};
 
 /// Reconciles at each change, while this process leads.
 pub(crate) trait Triggered: Sync {
-    /// What one reconcile keeps for the next. It starts anew with each leadership term.
+    /// The state that one reconcile keeps for the next. It starts anew with each leadership term.
     type Kept: Default + Send;
 
     /// Its name in spans and metrics.
     const NAME: &'static str;
     /// First and maximum pause after an error.
     const RETRY: (Duration, Duration);
-    /// What the log calls an error of a request.
+    /// The log message for an error of a request.
     const FAILURE: &'static str;
 
     /// Waits until the caches have synced.
@@ -109,7 +109,7 @@ pub(crate) async fn keep_reconciling<R: Triggered>(
 /// Runs a reconcile of the reconciler `name` in a span, and records its duration and whether it failed.
 ///
 /// # Errors
-/// That of the reconcile.
+/// Returns the error of the reconcile.
 pub(crate) async fn measured<T, E>(
     name: &'static str,
     metrics: &ReconcileMetrics,

@@ -28,7 +28,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::websocket::Duplex;
 
-/// How long connecting to an agent may take.
+/// Time limit for connecting to an agent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest report that is read, in bytes: what an agent reads of libvirt at most.
 const LARGEST_REPORT: usize = 8 << 20;
@@ -55,7 +55,7 @@ impl Agents {
     /// Sends a command to a guest on a node, and waits until it is carried out.
     ///
     /// # Errors
-    /// Why it is not.
+    /// Returns the reason why it is not.
     pub(super) async fn command(
         &self,
         node: &str,
@@ -71,7 +71,7 @@ impl Agents {
     /// Reads a report about a guest on a node: its media type and its content.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Returns the reason why there is none.
     pub(super) async fn report(
         &self,
         node: &str,
@@ -91,7 +91,7 @@ impl Agents {
     /// Opens a stream of a guest on a node.
     ///
     /// # Errors
-    /// Why it cannot be opened.
+    /// Returns the reason why it cannot be opened.
     pub(super) async fn stream(
         &self,
         node: &str,

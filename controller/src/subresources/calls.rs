@@ -1,4 +1,4 @@
-//! What operations read and write.
+//! The reads and writes of operations.
 
 use axum::http::{Request, StatusCode};
 use drydock_api::{

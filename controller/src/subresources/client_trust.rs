@@ -97,7 +97,7 @@ impl ClientTrust {
         }
     }
 
-    /// How the next handshake is made.
+    /// Returns the configuration of the next handshake.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.current.read().config)
     }

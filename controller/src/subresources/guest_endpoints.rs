@@ -1,4 +1,4 @@
-//! What operations on guests need: their agents, and the sockets of their networks.
+//! The endpoints of operations on guests: their agents, and the sockets of their networks.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -18,7 +18,7 @@ use tokio::{net::UdpSocket, time::timeout};
 
 use super::{calls::ApiCalls, reply::SubresourceReply, websocket::StreamPeer};
 
-/// How long connecting to a port of a guest may take.
+/// Time limit for connecting to a port of a guest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An open connection to a guest.

@@ -1,8 +1,8 @@
-//! How the relay of a stream ended.
+//! The end of the relay of a stream.
 
 use std::time::Duration;
 
-/// Which side has ended.
+/// The side that has ended the stream, or the time limit that has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndedSide {
     /// The client.

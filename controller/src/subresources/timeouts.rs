@@ -1,4 +1,4 @@
-//! How long streams last.
+//! The time limits of streams.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 
 use super::stream_end::EndedSide;
 
-/// How long streams last. `None`: without limit.
+/// The time limits of streams. `None`: no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StreamTimeouts {
-    /// Without data in either direction.
+    /// The time without data in either direction.
     pub(crate) idle: Option<Duration>,
-    /// In total.
+    /// The total time.
     pub(crate) total: Option<Duration>,
 }
 

@@ -4,7 +4,7 @@
 //!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ StreamPeer: a stream of the agent, a TCP connection, a UDP socket
 //! ```
 //!
-//! What clients expect is KubeVirt's (`pkg/virt-api/rest/streamer.go`, v1.9.0): binary messages, the subprotocol
+//! Clients expect KubeVirt's protocol (`pkg/virt-api/rest/streamer.go`, v1.9.0): binary messages, the subprotocol
 //! `plain.kubevirt.io` if it is offered, no extensions. Drydock also pings idle clients, since load balancers end idle
 //! connections, and closes with a reason where it knows one.
 
@@ -61,7 +61,7 @@ const LARGEST_MESSAGE: usize = 128 * 1024;
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// What a client is connected to.
+/// The peer to which a client is connected.
 pub(super) enum StreamPeer {
     /// Bytes.
     Bytes(Box<dyn Duplex>),

@@ -1,4 +1,4 @@
-//! What still needs Drydock, according to lists from the API server.
+//! The objects that still need Drydock, according to lists from the API server.
 
 use std::fmt::Debug;
 

@@ -35,7 +35,7 @@ use crate::{
 const AGENTS: &str = "drydock-agent";
 /// The Deployment of the controllers.
 const CONTROLLERS: &str = "drydock-controller";
-/// How many nodes are changed concurrently.
+/// Maximum number of nodes that are changed concurrently.
 const MAX_CONCURRENT_NODES: usize = 8;
 
 impl Uninstall {

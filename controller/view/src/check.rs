@@ -84,7 +84,7 @@ pub struct Survey {
     pub validating: Vec<ValidatingWebhookConfiguration>,
     /// The admission policies.
     pub policies: Vec<ValidatingAdmissionPolicy>,
-    /// What puts them in force.
+    /// The bindings that put the policies in force.
     pub policy_bindings: Vec<ValidatingAdmissionPolicyBinding>,
     /// The APIServices.
     pub api_services: Vec<APIService>,
@@ -98,7 +98,7 @@ pub struct Survey {
     pub quotas: Vec<ResourceQuota>,
     /// EndpointSlices of the Service [`SERVICE`].
     pub endpoints: Vec<EndpointSlice>,
-    /// What the user may do.
+    /// The user's rights.
     pub rights: Vec<Right>,
 }
 
@@ -159,7 +159,7 @@ pub struct CheckReport {
     pub at: Timestamp,
     /// The checks.
     pub sections: Vec<Section>,
-    /// What could not be read.
+    /// Kinds of objects that could not be read.
     pub unread: Vec<UnreadKind>,
 }
 
@@ -186,11 +186,11 @@ pub struct Check {
 /// Something that is not as expected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How serious it is.
+    /// Its severity.
     pub outcome: CheckOutcome,
-    /// What was found, and what follows from it.
+    /// The deviation and its consequences.
     pub message: String,
-    /// What helps.
+    /// The remedy.
     pub remedy: Option<Remedy>,
 }
 

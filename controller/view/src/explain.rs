@@ -34,11 +34,11 @@ pub struct InstanceExplanation {
     pub node: Option<String>,
     /// Whether it can be migrated, and why not.
     pub migratable: Migratability,
-    /// What a drain of its node would do.
+    /// The effect of a drain of its node.
     pub drain: Option<DrainEffect>,
     /// Each other node, those that could take it first; empty if it is not known what the guest needs.
     pub nodes: Vec<NodeFit>,
-    /// What was not considered.
+    /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 
@@ -48,11 +48,11 @@ pub struct InstanceExplanation {
 pub struct Migratability {
     /// `None` if it is not known yet.
     pub holds: Option<bool>,
-    /// Why, for people.
+    /// The reason, for people.
     pub message: String,
 }
 
-/// What a drain of its node would do to an instance.
+/// The effect of a drain of its node on an instance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainEffect {
@@ -68,7 +68,7 @@ pub struct DrainEffect {
 pub struct NodeFit {
     /// Its name.
     pub name: String,
-    /// Why it could not, each the predicate of a sentence about the node; empty if it could.
+    /// The reasons why it could not, each the predicate of a sentence about the node; empty if it could.
     pub reasons: Vec<String>,
 }
 

@@ -34,9 +34,9 @@ pub struct MachineRow {
     pub memory_bytes: u64,
     /// Whether it can be migrated; `None` if that is not known.
     pub migratable: Option<bool>,
-    /// What it does in a drain of its node; `None` if it is not to leave.
+    /// The state of its departure from its node; `None` if it is not to leave.
     pub leaving: Option<RemainingState>,
-    /// Why, for people.
+    /// The reason, for people.
     pub message: String,
     /// When it was made.
     pub created: Option<Timestamp>,
@@ -60,7 +60,7 @@ pub struct MigrationRow {
     pub target: Option<String>,
     /// Percentage, amount and time left, as far as they are known.
     pub progress: Vec<String>,
-    /// What it waits for, how it went, or why it failed.
+    /// The reason why it waits, its result, or the reason why it failed.
     pub message: String,
     /// When it was made.
     pub created: Option<Timestamp>,

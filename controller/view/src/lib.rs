@@ -1,4 +1,4 @@
-//! What people are shown, as pure functions: objects of the API go in, plans and tables come out, as text or for JSON.
+//! The presentation for people, as pure functions: API objects go in, plans and tables come out, as text or for JSON.
 //!
 //! ```text
 //!  lists of objects ─▶ Snapshot ─▶ drydock_core's rules ─▶ DrainPlan ─┬─▶ text, for a terminal of any width
@@ -6,17 +6,17 @@
 //! ```
 //!
 //! - [`snapshot`]: the objects that a report is made from, and those that could not be read.
-//! - [`plan`]: what draining nodes would do.
+//! - [`plan`]: the effects of draining nodes.
 //! - [`drain`]: the course of a drain as events.
 //! - [`explain`]: why a virtual machine can move or cannot; the same of a node, a CPU model and a migration.
 //! - [`guest_tables`]: tables of all virtual machines and migrations.
 //! - [`listing`]: tables that can be sorted.
 //! - [`live`]: the course of drains as a block that a terminal redraws.
 //! - [`maintenance_summary`]: one NodeMaintenance.
-//! - [`check`]: misconfigurations, and what helps.
+//! - [`check`]: misconfigurations, and their remedies.
 //! - [`nodes`]: a table of all nodes.
 //! - [`node`]: one node, with its maintenance and its guests.
-//! - [`prune`]: what of an object is needed for all this.
+//! - [`prune`]: the removal of fields that nothing here needs.
 //! - [`text`]: columns, wrapped lines and amounts.
 //! - [`version`]: versions of all parts.
 

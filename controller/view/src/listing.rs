@@ -18,7 +18,7 @@ pub struct Cell {
     key: SortKey,
 }
 
-/// What a cell is sorted by. Cells without a value are last.
+/// The value by which a cell is sorted. Cells without a value are last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum SortKey {
     /// An amount: the greatest first.

@@ -41,13 +41,13 @@ pub struct NodeCourse {
     pub drain: Option<DrainStatus>,
     /// Unfinished migrations from the node.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-    /// What the maintenance waits for besides virtual machines.
+    /// The pods that the maintenance waits for besides virtual machines, in one sentence.
     pub pods: Option<String>,
-    /// How it has ended, once it has.
+    /// Its result, once it has ended.
     pub end: Option<DrainEnd>,
 }
 
-/// How a drain that was followed has ended.
+/// The result of a drain that was followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainEnd {
     /// Nothing is left on the node.
@@ -60,7 +60,7 @@ pub enum DrainEnd {
     Unread(String),
 }
 
-/// What a block shows.
+/// The content of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
     /// The drains, in the order in which they are shown.
@@ -75,7 +75,7 @@ pub struct Block<'a> {
     pub goes_on: bool,
 }
 
-/// What a terminal can show.
+/// The size and the capabilities of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canvas {
     /// Columns.

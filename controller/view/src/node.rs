@@ -36,7 +36,7 @@ pub struct NodeDetails {
     pub conditions: Vec<Condition>,
     /// CPU models that guests can have there.
     pub models: Vec<String>,
-    /// What was not considered.
+    /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 
@@ -50,13 +50,13 @@ pub struct MaintenanceSummary {
     pub group: &'static str,
     /// `Running`, `Succeeded` or `Failed`.
     pub phase: Option<String>,
-    /// Why, for people.
+    /// The reason, for people.
     pub reason: Option<String>,
     /// When it was started.
     pub since: Option<Timestamp>,
     /// Percentage of the pods that have left.
     pub progress: Option<i64>,
-    /// What holds it up.
+    /// The error that holds it up.
     pub error: Option<String>,
     /// Whether it is being ended.
     pub ending: bool,
@@ -76,13 +76,13 @@ pub struct GuestRow {
     pub memory_bytes: u64,
     /// The state of its departure; `None` if it is not to leave.
     pub leaving: Option<RemainingState>,
-    /// Why, in one CamelCase word.
+    /// The reason, in one CamelCase word.
     pub reason: String,
     /// The same for people.
     pub message: String,
     /// The node that it moves to.
     pub target: Option<String>,
-    /// How far its migration is: percentage, amount and time left, as far as they are known.
+    /// The progress of its migration: percentage, amount and remaining time, as far as they are known.
     pub progress: Vec<String>,
 }
 

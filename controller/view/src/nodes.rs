@@ -22,7 +22,7 @@ use crate::{
     text::{bytes, seconds},
 };
 
-/// How open a node is to virtual machines.
+/// The availability of a node for virtual machines.
 ///
 /// | state | when, the first that holds |
 /// |---|---|
@@ -72,9 +72,9 @@ impl NodeAvailability {
 pub struct NodeRow {
     /// Its name.
     pub name: String,
-    /// How open it is.
+    /// Its availability for virtual machines.
     pub state: NodeAvailability,
-    /// Why it is not open, for people.
+    /// The reason why it is not open, for people.
     pub why: Option<String>,
     /// Number of guests on it.
     pub guests: usize,

@@ -1,4 +1,4 @@
-//! What draining nodes would do, to all of their guests and pods together. Nothing is written for it.
+//! The effects of draining nodes on all of their guests and pods together. Nothing is written to the cluster.
 //!
 //! ```text
 //!  nodes to be drained ─▶ cordoned in a copy ─▶ their guests, packed together onto the others ─▶ moves, stops, blocks
@@ -44,21 +44,21 @@ pub use render::text;
 
 use crate::snapshot::{ClusterObjects, Snapshot, UnreadKind, is_of};
 
-/// What draining nodes would do.
+/// The effects of draining nodes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPlan {
     /// When the objects were read.
     pub at: Timestamp,
-    /// Each node, in the order of the question.
+    /// Each node, in the order of the request.
     pub nodes: Vec<NodePlan>,
     /// The free resources of the other nodes.
     pub room: Room,
-    /// What was not considered.
+    /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 
-/// What draining would do on one node.
+/// The effects of draining on one node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePlan {
@@ -80,7 +80,7 @@ pub struct NodePlan {
     pub pods_waiting: Vec<PodPlan>,
 }
 
-/// What a drain would do to a guest.
+/// The effect of a drain on a guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestPlan {
@@ -90,13 +90,13 @@ pub struct GuestPlan {
     pub name: String,
     /// Its memory in bytes.
     pub memory_bytes: u64,
-    /// Why, in one CamelCase word.
+    /// The reason, in one CamelCase word.
     pub reason: String,
     /// The same for people.
     pub message: String,
     /// A node that has room for it.
     pub target: Option<String>,
-    /// What would help, if it blocks.
+    /// The remedy, if it blocks.
     pub remedy: Option<Remedy>,
 }
 

@@ -1,4 +1,5 @@
-//! What of an object matters to plans and tables. A view that stays open keeps only this, because a cluster has very many pods.
+//! Reduction of objects to the fields that plans and tables need. A view that stays open keeps only these, because a
+//! cluster has very many pods.
 
 use drydock_core::placement::{ResourceAmounts, prune_affinity};
 use k8s_openapi::api::core::v1::{

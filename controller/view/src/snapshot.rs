@@ -63,7 +63,7 @@ pub struct Snapshot {
     pub hyperconvergeds: Vec<Arc<HyperConverged>>,
     /// Nodes in maintenance, each with the group of its object.
     pub maintenances: Vec<(Group, Arc<NodeMaintenance>)>,
-    /// What could not be read.
+    /// Kinds of objects that could not be read.
     pub unread: Vec<UnreadKind>,
 }
 
@@ -72,7 +72,7 @@ pub struct Snapshot {
 pub struct UnreadKind {
     /// The resource, such as `poddisruptionbudgets`.
     pub resource: String,
-    /// Why, such as `forbidden`.
+    /// The reason, such as `forbidden`.
     pub why: String,
 }
 

@@ -17,15 +17,15 @@ const NAMED: usize = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartVersions {
-    /// That of the plugin.
+    /// The version of the plugin.
     pub client: String,
     /// Tags of the images of the controller's pods, with the number of pods.
     pub controller: BTreeMap<String, usize>,
     /// Versions that agents report, with their nodes.
     pub agents: BTreeMap<String, Vec<String>>,
-    /// What differs, in words.
+    /// The differences, in words.
     pub skew: Vec<String>,
-    /// What could not be read.
+    /// Kinds of objects that could not be read.
     pub unread: Vec<UnreadKind>,
 }
 

@@ -195,7 +195,7 @@ pub struct Blow {
     undo: Undo,
 }
 
-/// How a fault is undone. Idempotent.
+/// The reversal of a fault. Idempotent.
 #[derive(Clone, Debug)]
 pub enum Undo {
     /// Nothing to do: the killed process is restarted by its supervisor.

@@ -7,7 +7,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How long after its deadline a call may take to notice that the relay has closed the connection.
+/// Time after its deadline within which a call must notice that the relay has closed the connection.
 pub(crate) const MARGIN: Duration = Duration::from_secs(5);
 
 /// A call in progress.

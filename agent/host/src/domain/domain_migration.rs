@@ -52,7 +52,7 @@ use virt_sys as sys;
 /// Maximum bandwidth in MiB/s that libvirt accepts, which is 2^63 - 1 bytes. libvirt uses it for "no limit".
 pub(super) const BANDWIDTH_AT_MOST: u64 = (i64::MAX as u64) >> 20;
 
-/// How to migrate a guest, and where to.
+/// Parameters of a migration, including its destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
     /// URI of the target's libvirt, as the source's libvirtd reaches it.

@@ -24,7 +24,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// How QEMU reacts to an I/O error of a disk.
+    /// QEMU's reaction to an I/O error of a disk.
     IoErrorAction {
         Ignore = sys::VIR_DOMAIN_EVENT_IO_ERROR_NONE => "none",
         Pause = sys::VIR_DOMAIN_EVENT_IO_ERROR_PAUSE => "pause",

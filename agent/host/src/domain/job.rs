@@ -61,13 +61,13 @@ pub struct JobInfo {
     pub job_type: JobType,
     /// The kind of job.
     pub operation: JobOperation,
-    /// How long it has been running, or ran.
+    /// Time for which it has been running, or ran.
     pub elapsed: Option<Duration>,
     /// libvirt's estimate of the remaining time. QEMU does not report one.
     pub remaining: Option<Duration>,
-    /// How long the guest was paused. While the job runs: the expected pause if the guest switched over now.
+    /// Time for which the guest was paused. While the job runs: the expected pause if the guest switched over now.
     pub downtime: Option<Duration>,
-    /// How long QEMU took to set up the job.
+    /// Time that QEMU took to set up the job.
     pub setup: Option<Duration>,
     /// Memory and copied disks together.
     pub data: JobAmount,

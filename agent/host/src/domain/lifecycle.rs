@@ -7,7 +7,7 @@ use virt_sys as sys;
 use super::named_enum::named_enum;
 
 named_enum! {
-    /// How a domain came to be defined.
+    /// The origin of a domain's definition.
     DefinedDetail {
         Added = sys::VIR_DOMAIN_EVENT_DEFINED_ADDED => "Added",
         Updated = sys::VIR_DOMAIN_EVENT_DEFINED_UPDATED => "Updated",
@@ -17,7 +17,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// How a domain came to be undefined.
+    /// The reason why a domain was undefined.
     UndefinedDetail {
         Removed = sys::VIR_DOMAIN_EVENT_UNDEFINED_REMOVED => "Removed",
         Renamed = sys::VIR_DOMAIN_EVENT_UNDEFINED_RENAMED => "Renamed",
@@ -25,7 +25,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// How a guest was started.
+    /// The kind of a guest's start.
     StartedDetail {
         Booted = sys::VIR_DOMAIN_EVENT_STARTED_BOOTED => "Booted",
         Migrated = sys::VIR_DOMAIN_EVENT_STARTED_MIGRATED => "Migrated",
@@ -64,7 +64,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// How a guest stopped.
+    /// The kind of a guest's stop.
     StoppedDetail {
         Shutdown = sys::VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN => "Shutdown",
         Destroyed = sys::VIR_DOMAIN_EVENT_STOPPED_DESTROYED => "Destroyed",
@@ -78,7 +78,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// What initiated a completed shutdown.
+    /// The initiator of a completed shutdown.
     ShutdownDetail {
         Finished = sys::VIR_DOMAIN_EVENT_SHUTDOWN_FINISHED => "Finished",
         Guest = sys::VIR_DOMAIN_EVENT_SHUTDOWN_GUEST => "Finished after guest request",
@@ -87,7 +87,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// How a guest was suspended by its power management.
+    /// The kind of a suspension by the guest's power management.
     PmSuspendedDetail {
         Memory = sys::VIR_DOMAIN_EVENT_PMSUSPENDED_MEMORY => "Memory",
         Disk = sys::VIR_DOMAIN_EVENT_PMSUSPENDED_DISK => "Disk",
@@ -95,7 +95,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// How a guest crashed.
+    /// The kind of a guest's crash.
     CrashedDetail {
         Panicked = sys::VIR_DOMAIN_EVENT_CRASHED_PANICKED => "Panicked",
         Crashloaded = sys::VIR_DOMAIN_EVENT_CRASHED_CRASHLOADED => "Crashloaded",

@@ -23,7 +23,8 @@ pub struct LiveCpu {
     pub mode: String,
     /// Number of physical address bits, if specified.
     pub address_bits: Option<AddressBits>,
-    /// How libvirt compared the CPU with what QEMU provided: `full` if the features are those that QEMU reported.
+    /// libvirt's check of the CPU against the features that QEMU provided: `full` if the features are those that QEMU
+    /// reported.
     pub check: String,
 }
 

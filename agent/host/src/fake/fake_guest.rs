@@ -28,7 +28,7 @@ pub const LIVE_XML: &str = include_str!("../../testdata/trixie/named.domain.xml"
 #[derive(Clone, Debug, Default)]
 pub struct FakeLibvirt(Arc<Mutex<FakeState>>);
 
-/// How a call fails.
+/// The failure of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFault {
     /// libvirt refuses it.

@@ -12,7 +12,7 @@ use crate::{
 pub(super) struct FakeMigrations {
     /// All migrations requested so far.
     pub(super) requested: Vec<Migration>,
-    /// How the last one ended; `None` while it is running.
+    /// The result of the last one; `None` while it is running.
     pub(super) end: watch::Sender<Option<Result<(), LibvirtError>>>,
     /// Number of migrations requested so far.
     pub(super) count: watch::Sender<usize>,

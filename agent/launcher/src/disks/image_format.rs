@@ -22,7 +22,7 @@ use super::DiskRefusal;
 const QCOW2: &[u8; 4] = b"QFI\xfb";
 /// Incompatible feature: the data is in another file.
 const EXTERNAL_DATA: u64 = 1 << 2;
-/// How many bytes of an image are read: more than any signature and the header's fixed part.
+/// Number of bytes of an image that are read: more than any signature and the header's fixed part.
 const HEAD: u64 = 512;
 /// QEMU's sector size in bytes. Sizes are multiples of it.
 const SECTOR: u64 = 512;

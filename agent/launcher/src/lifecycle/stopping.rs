@@ -1,4 +1,4 @@
-//! How a launcher stops its guest: because the pod is terminated, or because libvirtd cannot be kept running.
+//! The stop of a guest by its launcher: because the pod is terminated, or because libvirtd cannot be kept running.
 
 use std::time::Duration;
 

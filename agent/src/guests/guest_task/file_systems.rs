@@ -25,7 +25,7 @@ use crate::guests::commands::{FileSystems, failed};
 const THAW_AGAIN: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to write a record that conflicts with other writes.
 const ATTEMPTS: u32 = 5;
-/// How long the watch may take to show the write of another client after a conflict.
+/// Time limit for the watch to show the write of another client after a conflict.
 const SHOWN_AFTER: Duration = Duration::from_secs(2);
 
 impl GuestTask {

@@ -68,7 +68,7 @@ fn scheduled() -> Value {
     json!({"phase": "Scheduled", "nodeName": "a", "activePods": {POD: "a"}, "conditions": [not_running()]})
 }
 
-/// What the controller reports until a guest is ready.
+/// Returns the condition that the controller reports until a guest is ready.
 fn not_running() -> Value {
     json!({
         "type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z",

@@ -7,7 +7,7 @@ const CREATE: &str = "creation";
 const LABELS: &str = "labels";
 const STATUS: &str = "status";
 
-/// What the API server stores.
+/// The objects that the API server stores.
 struct Stored {
     node: Value,
     hypervisor: Option<Value>,

@@ -40,7 +40,7 @@ impl AccessCredential {
 pub struct SshPublicKey {
     /// Where the keys are.
     pub source: CredentialSource,
-    /// How the guest gets them.
+    /// Method of passing them to the guest.
     pub propagation_method: PropagationMethod,
 }
 
@@ -63,7 +63,7 @@ pub struct CredentialSecret {
     pub secret_name: String,
 }
 
-/// How the guest gets public keys.
+/// Method of passing public keys to the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -79,7 +79,7 @@ pub struct PropagationMethod {
     pub qemu_guest_agent: Option<KeysByAgent>,
 }
 
-/// Whose keys the guest agent sets.
+/// The users whose keys the guest agent sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -96,11 +96,11 @@ pub struct KeysByAgent {
 pub struct UserPassword {
     /// Where the passwords are: each key of the Secret is a user, its value the password.
     pub source: CredentialSource,
-    /// How the guest gets them.
+    /// Method of passing them to the guest.
     pub propagation_method: PasswordMethod,
 }
 
-/// How the guest gets passwords.
+/// Method of passing passwords to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

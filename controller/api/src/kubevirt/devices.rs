@@ -67,7 +67,7 @@ pub struct Input {
     pub bus: Option<InputBus>,
 }
 
-/// What a pointing device is.
+/// The kind of a pointing device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InputType {
@@ -76,7 +76,7 @@ pub enum InputType {
     Tablet,
 }
 
-/// How a pointing device is connected.
+/// The bus of a pointing device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InputBus {
@@ -111,7 +111,7 @@ pub struct I6300Esb {
     pub action: Option<WatchdogAction>,
 }
 
-/// What a watchdog does.
+/// The action of a watchdog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WatchdogAction {
@@ -205,8 +205,8 @@ pub struct Disk {
     )]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
-    /// What the host keeps of it in memory: `none`, `writethrough` or `writeback`. `none` where
-    /// the storage can be written past the host's cache, else `writethrough`, if not set.
+    /// Cache mode: `none`, `writethrough` or `writeback`. If not set, `none` where the storage can be written past the
+    /// host's cache, else `writethrough`.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -244,7 +244,7 @@ pub struct CdRomTarget {
     pub read_only: Option<bool>,
 }
 
-/// How a disk is connected.
+/// The bus of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskBus {
@@ -267,7 +267,7 @@ impl DiskBus {
     }
 }
 
-/// What the host keeps of a disk in memory.
+/// Cache mode of a disk: the accesses that the host caches in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskCache {

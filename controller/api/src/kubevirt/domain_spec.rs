@@ -18,8 +18,8 @@ pub struct Domain {
     /// Memory that the guest sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// What the pod requests of its node. The guest's memory is requested on top of Drydock's overhead
-    /// if `memory.guest` is not set.
+    /// Resource requests and limits of the pod. The guest's memory is requested on top of Drydock's overhead if
+    /// `memory.guest` is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
     /// Machine type.
@@ -84,7 +84,7 @@ pub struct CpuFeature {
         regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
     )]
     pub name: String,
-    /// What to do about it. `require` if not set.
+    /// Policy for the feature. `require` if not set.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -94,7 +94,7 @@ pub struct CpuFeature {
     pub policy: Option<FeaturePolicy>,
 }
 
-/// What to do about a CPU feature.
+/// Policy for a CPU feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FeaturePolicy {
@@ -128,12 +128,12 @@ impl FeaturePolicy {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Memory {
-    /// How much. The memory request, else the memory limit, of `resources` if not set.
+    /// Amount of memory. The memory request, else the memory limit, of `resources` if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<Amount>,
 }
 
-/// What the pod requests of its node.
+/// Resource requests and limits of the pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -141,7 +141,7 @@ pub struct Resources {
     /// The amounts reserved for it: `cpu` and `memory`, as for pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Amount>,
-    /// What it may use at most.
+    /// The maximum amounts that it may use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Amount>,
 }
@@ -271,17 +271,17 @@ pub struct Timer {
     /// Whether the guest has it. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
-    /// What happens to ticks that were missed.
+    /// Handling of missed ticks.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<TickPolicy>")]
     pub tick_policy: Option<TickPolicy>,
-    /// What the real time clock follows: `guest` or `wall`.
+    /// The time that the real-time clock follows: `guest` or `wall`.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<Track>")]
     pub track: Option<Track>,
 }
 
-/// What happens to ticks that were missed.
+/// Handling of missed ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TickPolicy {
@@ -307,7 +307,7 @@ impl TickPolicy {
     }
 }
 
-/// What a real time clock follows.
+/// The time that a real-time clock follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Track {

@@ -1,5 +1,5 @@
-//! What the guest's machine offers beside its devices: system management mode, and what QEMU does for guests that know
-//! that they run on Hyper-V or KVM.
+//! Features of the guest's machine besides its devices: system management mode, and QEMU's services for guests that
+//! know that they run on Hyper-V or KVM.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,13 +12,13 @@ pub struct Features {
     /// System management mode, which secure boot needs and turns on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smm: Option<FeatureState>,
-    /// How the guest sees KVM.
+    /// Visibility of KVM to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvm: Option<FeatureKvm>,
     /// Spin locks for guests of KVM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvspinlock: Option<FeatureState>,
-    /// What Windows knows from Hyper-V. Guests that run by emulation have none of it.
+    /// Hyper-V enlightenments for Windows. Emulated guests have none of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hyperv: Option<FeatureHyperv>,
 }
@@ -40,7 +40,7 @@ impl FeatureState {
     }
 }
 
-/// How the guest sees KVM.
+/// Visibility of KVM to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -50,7 +50,7 @@ pub struct FeatureKvm {
     pub hidden: Option<bool>,
 }
 
-/// What Windows knows from Hyper-V.
+/// Hyper-V enlightenments for Windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -1,4 +1,4 @@
-//! What guest agents report, as KubeVirt's subresources return it.
+//! Reports of guest agents, as KubeVirt's subresources return them.
 
 use serde::Serialize;
 

@@ -51,7 +51,7 @@ pub struct VirtualMachineInstanceSpec {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Network>")]
     pub networks: Vec<Network>,
-    /// What disks are made of.
+    /// Volumes that contain the data of disks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Volume>")]
     pub volumes: Vec<Volume>,
@@ -73,7 +73,7 @@ pub struct VirtualMachineInstanceSpec {
     /// Scheduler of its pod.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
-    /// How its pods are spread over the cluster.
+    /// Rules for spreading its pods over the cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// Host name; the object's name if not set.
@@ -94,7 +94,7 @@ pub struct VirtualMachineInstanceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// What happens when its pod is to be evicted. The cluster's configuration decides if not set.
+    /// The effect of an eviction of its pod. The cluster's configuration decides if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
     /// `Paused`: it starts paused.
@@ -123,7 +123,7 @@ impl VirtualMachineInstance {
     }
 }
 
-/// How a virtual machine starts.
+/// The state in which a virtual machine starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum StartStrategy {
     /// Paused.
@@ -141,19 +141,19 @@ pub struct Probe {
     /// A TCP connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_socket: Option<TCPSocketAction>,
-    /// Seconds after the start of the guest before the first one.
+    /// Seconds between the start of the guest and the first probe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial_delay_seconds: Option<i32>,
-    /// Seconds that it may take.
+    /// Seconds that a probe may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
-    /// Seconds between two.
+    /// Seconds between two probes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_seconds: Option<i32>,
-    /// How many must succeed in a row.
+    /// Number of consecutive successes after which the probe succeeds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success_threshold: Option<i32>,
-    /// How many must fail in a row.
+    /// Number of consecutive failures after which the probe fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_threshold: Option<i32>,
 }

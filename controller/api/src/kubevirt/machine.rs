@@ -62,7 +62,7 @@ pub struct InstanceTemplate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::template_metadata")]
     pub metadata: Option<ObjectMeta>,
-    /// What it is.
+    /// Spec of the instance.
     #[serde(default)]
     pub spec: VirtualMachineInstanceSpec,
 }
@@ -144,7 +144,7 @@ pub struct VirtualMachineStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartFailure {
-    /// How many there were.
+    /// Number of consecutive failures.
     pub consecutive_fail_count: u32,
     /// UID of the last instance that failed.
     #[serde(rename = "lastFailedVMIUID", skip_serializing_if = "Option::is_none")]
@@ -164,7 +164,7 @@ pub struct StateChangeRequest {
     /// UID of the instance that is to be stopped.
     #[serde(default, rename = "uid", skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// How it is to be started: with `paused` set to `true`, the guest stands still until it is resumed.
+    /// Options of the start: with `paused` set to `true`, the guest stands still until it is resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<BTreeMap<String, String>>,
 }

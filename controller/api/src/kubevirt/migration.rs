@@ -47,7 +47,7 @@ pub struct VirtualMachineInstanceMigrationSpec {
     /// Labels that the target must have, beside those that the instance requires.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
-    /// How urgent it is beside others that wait. Only Drydock's controller may set it.
+    /// Priority among waiting migrations. Only Drydock's controller may set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<MigrationPriority>,
 }
@@ -74,7 +74,7 @@ impl VirtualMachineInstanceMigration {
     }
 }
 
-/// How urgent a migration is beside others that wait.
+/// Priority of a migration among those that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationPriority {
@@ -132,7 +132,7 @@ pub struct VirtualMachineInstanceMigrationStatus {
     /// The same as KubeVirt reports it, here and on the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_state: Option<MigrationState>,
-    /// What the target must be able to run.
+    /// The guest, as its target must be able to run it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<MigratedGuest>,
     /// That it is to be given up, and why. The guest stays where it is unless it has moved already.
@@ -291,7 +291,7 @@ pub struct MigrationSource {
     /// UID of the pod.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// How far it is.
+    /// State of this side.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<SourceState>,
     /// Why, in one CamelCase word, where a reason is known.
@@ -310,15 +310,15 @@ pub struct MigrationSource {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub start_timestamp: Option<Timestamp>,
-    /// How the guest moves now.
+    /// Current mode of the migration.
     #[serde(skip_serializing_if = "MigrationMode::is_not_written")]
     pub mode: Option<MigrationMode>,
-    /// How much has moved.
+    /// Progress of the transfer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<MigrationProgress>,
 }
 
-/// How far the source of a migration is.
+/// State of the source of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum SourceState {
     /// The guest is about to move, or moves.
@@ -392,7 +392,7 @@ pub struct MigrationTarget {
     /// UID of the pod.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// How far it is.
+    /// State of this side.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<TargetState>,
     /// Why, in one CamelCase word, where a reason is known.
@@ -412,7 +412,7 @@ pub struct MigrationTarget {
     pub post_copy: bool,
 }
 
-/// How far the target of a migration is.
+/// State of the target of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum TargetState {
     /// Its libvirt can run the guest, and its tunnel listens.
@@ -454,7 +454,7 @@ impl TargetState {
     }
 }
 
-/// How a guest moves.
+/// Mode of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MigrationMode {
     /// It runs on the source until all of it is on the target.
@@ -476,7 +476,7 @@ impl MigrationMode {
     }
 }
 
-/// How much of a guest has moved.
+/// Progress of the transfer of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationProgress {
@@ -497,7 +497,7 @@ pub struct MigrationProgress {
     /// Passes over the guest's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iteration: Option<u64>,
-    /// How long the guest would stand still if it moved now, in milliseconds.
+    /// Expected downtime if the guest switched over now, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_downtime: Option<u64>,
     /// When it will be over, if it goes on like this.
@@ -521,7 +521,7 @@ pub struct MigrationState {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub end_timestamp: Option<Timestamp>,
-    /// How the guest moves.
+    /// Mode of the migration.
     #[serde(skip_serializing_if = "MigrationMode::is_not_written")]
     pub mode: Option<MigrationMode>,
     /// Node that it comes from.
@@ -554,10 +554,10 @@ pub struct MigrationState {
     /// It was canceled on request.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub abort_requested: bool,
-    /// What became of that: `Aborting`, `Succeeded` or `Failed`.
+    /// Result of the cancellation: `Aborting`, `Succeeded` or `Failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub abort_status: Option<String>,
-    /// What it may do, as it was in force when both sides were named.
+    /// Configuration of the migration, as it was in force when both sides were named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_configuration: Option<MigrationConfiguration>,
 }
@@ -569,7 +569,7 @@ impl MigrationState {
     }
 }
 
-/// What a migration may do.
+/// Configuration of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationConfiguration {
@@ -582,7 +582,7 @@ pub struct MigrationConfiguration {
     /// Seconds without progress; 0 is no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress_timeout: Option<i64>,
-    /// How long the guest may stand still, in milliseconds.
+    /// Maximum downtime of the guest, in milliseconds.
     #[serde(rename = "maxDowntimeMs", skip_serializing_if = "Option::is_none")]
     pub max_downtime_ms: Option<u64>,
     /// The guest may be slowed down.

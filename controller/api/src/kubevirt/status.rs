@@ -54,7 +54,7 @@ pub struct VirtualMachineInstanceStatus {
     /// Whether a migration moves disks too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_method: Option<MigrationMethod>,
-    /// How a migration's stream is carried.
+    /// Transport of a migration's stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_transport: Option<String>,
     /// Its newest migration.
@@ -63,7 +63,7 @@ pub struct VirtualMachineInstanceStatus {
     /// The node that it is to leave; empty once it has left that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation_node_name: Option<String>,
-    /// Who wants it to leave that node, or wanted that of the last one, and how often it was tried.
+    /// The request that it leaves that node, or the last such request, with its failed attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<Evacuation>,
     /// Quality of service class of its pod.
@@ -82,7 +82,7 @@ pub struct VirtualMachineInstanceStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<VolumeStatus>")]
     pub volume_status: Vec<VolumeStatus>,
-    /// What Drydock alone reports.
+    /// Status that only Drydock reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drydock: Option<DrydockStatus>,
 }
@@ -107,7 +107,7 @@ pub enum Phase {
     Succeeded,
     /// The guest was lost, crashed, or never started.
     Failed,
-    /// What has become of it cannot be known now, or the phase is one of a later version.
+    /// Its state cannot be known now, or the phase is one of a later version.
     #[serde(other)]
     Unknown,
 }
@@ -240,13 +240,13 @@ pub struct CpuTopology {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemoryStatus {
-    /// What it started with.
+    /// Memory at the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_at_boot: Option<String>,
-    /// What it has.
+    /// Current memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_current: Option<String>,
-    /// What it shall have.
+    /// Requested memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_requested: Option<String>,
 }
@@ -275,7 +275,7 @@ pub struct ClaimInfo {
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_name: Option<String>,
-    /// How it may be mounted.
+    /// Access modes of the claim.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub access_modes: Vec<String>,
     /// Block or Filesystem.
@@ -283,13 +283,13 @@ pub struct ClaimInfo {
     pub volume_mode: Option<String>,
 }
 
-/// Who wants a virtual machine to leave its node, and how often that was tried.
+/// A request that a virtual machine leaves its node, with its failed attempts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Evacuation {
-    /// Who wants it.
+    /// Source of the request.
     pub requested_by: DrainRequest,
-    /// Since when.
+    /// Time of the request.
     #[schemars(schema_with = "super::time")]
     pub requested_at: Timestamp,
     /// Migrations to empty the node that have failed since then.
@@ -327,7 +327,7 @@ pub struct FailedMigration {
     pub outdated: bool,
 }
 
-/// What requests that a node is emptied of virtual machines.
+/// Source of a request to empty a node of virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum DrainRequest {
     /// A NodeMaintenance of the node.
@@ -357,14 +357,14 @@ impl DrainRequest {
     }
 }
 
-/// What Drydock alone reports: what a migration's target must match.
+/// Status that only Drydock reports, such as the properties that a migration's target must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DrydockStatus {
     /// The running guest's CPU, as libvirt reports it.
     #[serde(rename = "guestCPU", skip_serializing_if = "Option::is_none")]
     pub guest_cpu: Option<GuestCpu>,
-    /// How the guest runs: `kvm`, or `qemu` for emulation.
+    /// Virtualization type of the guest: `kvm`, or `qemu` for emulation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_type: Option<String>,
     /// Version of QEMU.
@@ -380,7 +380,7 @@ pub struct DrydockStatus {
     /// Node is.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ended_pods: Vec<String>,
-    /// How the guest ended in one of these pods, if its launcher has reported it.
+    /// The end of the guest in one of these pods, if its launcher has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<PodEnding>,
     /// When its agent thaws its frozen file systems by itself.
@@ -393,14 +393,14 @@ pub struct DrydockStatus {
     pub images: Vec<ImageRecord>,
 }
 
-/// How a guest ended in a pod that no longer exists.
+/// The end of a guest in a pod that no longer exists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEnding {
     /// UID of the pod.
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// How the guest ended: `Shutdown`, `Crashed`, `Destroyed`, `Migrated`, `Failed` or `NotStarted`.
+    /// Outcome: `Shutdown`, `Crashed`, `Destroyed`, `Migrated`, `Failed` or `NotStarted`.
     #[schemars(with = "String")]
     pub outcome: GuestOutcome,
     /// The launcher's message.

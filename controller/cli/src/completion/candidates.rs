@@ -1,10 +1,10 @@
-//! What can come next on a command line, by the definition of the command line itself.
+//! Candidates for the last word of a command line, from the definition of the command line itself.
 
 use clap::{Arg, ArgAction, Command, FromArgMatches, Parser};
 
 use crate::connection::ConnectionOptions;
 
-/// What the last word of a command line can be.
+/// The possible values of the last word of a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// One of these words, each with a description that may be empty.
@@ -99,7 +99,7 @@ impl CompletionRequest {
         lines
     }
 
-    /// Returns how the API server is reached, as the command line has it so far.
+    /// Returns the connection options for the API server that the command line has so far.
     pub(super) fn connection(&self) -> ConnectionOptions {
         #[derive(Parser)]
         struct CommandFlags {
@@ -114,7 +114,7 @@ impl CompletionRequest {
     }
 }
 
-/// Returns what the last of the words can be. The words do not have the program's name.
+/// Returns the request to complete the last of the words, which do not include the program's name.
 pub(super) fn question(root: &Command, words: &[String]) -> CompletionRequest {
     let (last, before) = words
         .split_last()

@@ -1,4 +1,4 @@
-//! What the console writes: the start and the end of maintenance.
+//! The actions of the console: the start and the end of maintenance, and the cancellation of a migration.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ pub(super) struct Cancel {
     name: String,
 }
 
-/// Why nothing is written by a console that only reads.
+/// The message with which a read-only console refuses actions.
 pub(super) const READ_ONLY: &str = "this console was started with --read-only";
 
 pub(super) async fn start(State(shared): State<Arc<ConsoleContext>>, Json(start): Json<StartForm>) -> Response {
@@ -101,7 +101,7 @@ pub(super) async fn cancel(State(shared): State<Arc<ConsoleContext>>, Json(cance
     }
 }
 
-/// Returns what a failure is for the browser, in the words of the API server.
+/// Returns the response to the browser for a failure, with the error message.
 fn refused(failure: &CommandError) -> Response {
     let status = match failure.exit() {
         Exit::NotAllowed => StatusCode::FORBIDDEN,

@@ -1,4 +1,4 @@
-//! Which requests are served, by their headers alone.
+//! The decision which requests are served, by their headers alone.
 //!
 //! The console acts with its user's credentials, so it must act for no one else: another user of the machine, another
 //! web site in the same browser, or a name of another site that resolves to this address.
@@ -15,9 +15,9 @@
 //!
 //! # In a cluster
 //!
-//! Who a request acts for is decided by its bearer token (`incluster`). A proxy adds that to all that a browser sends, so the
-//! token shows which user it is, not that the user wants it. What shows this is the header that only the console's own
-//! script sets:
+//! The bearer token of a request decides for which user it acts (`incluster`). A proxy adds the token to everything
+//! that a browser sends, so the token identifies the user but does not prove that the user wants the request. The proof
+//! is the header that only the console's own script sets:
 //!
 //! | threat | why it fails |
 //! |---|---|
@@ -44,7 +44,7 @@ pub(super) const EXCHANGE: &str = "/api/session";
 /// Names of the user's own machine, by which `kubectl port-forward` is reached. No other site can have them.
 const OWN_MACHINE: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// Why a request is not served.
+/// The reason why a request is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum GuardRefusal {
     #[error("this console has another name: use the link that it has printed")]

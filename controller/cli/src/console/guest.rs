@@ -74,10 +74,10 @@ pub(super) enum StreamStatus {
     Ended(String),
 }
 
-/// What a page shows of a guest.
+/// The state of a guest that a page shows.
 #[derive(Clone, Debug)]
 pub(super) struct Shown {
-    /// Under which input and frames are requested.
+    /// The identity under which input is posted and frames are requested.
     pub(super) id: u64,
     pub(super) status: StreamStatus,
     pub(super) picture: Picture,

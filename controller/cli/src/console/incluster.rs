@@ -130,7 +130,7 @@ async fn wire(
     Ok(())
 }
 
-/// What all users share.
+/// The state that all users share.
 struct Front {
     hosts: Hosts,
     users: Users,

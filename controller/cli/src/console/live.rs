@@ -44,7 +44,7 @@ struct OpenPage {
     shown: Option<Page>,
     seq: u64,
     sent: Instant,
-    /// What was announced last, and when.
+    /// The last announcement, and its time.
     announced: Option<(String, Instant)>,
     rights: Rights,
     reviewed: Option<Instant>,

@@ -21,19 +21,19 @@ pub(super) struct PageElement {
 
 /// The element of the document that holds a page.
 pub(super) const ROOT: &str = "page";
-/// That of a dialog.
+/// The element of a dialog.
 pub(super) const DIALOG: &str = "dialog";
-/// That which names the cluster.
+/// The element that names the cluster.
 pub(super) const CLUSTER: &str = "cluster";
-/// That for what holds on every page.
+/// The element for the banners of every page.
 pub(super) const BANNERS: &str = "banners";
 
-/// What a view shows.
+/// The content of a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Page {
     pub(super) title: String,
     pub(super) parts: Vec<PageElement>,
-    /// What screen readers read out when it changes; empty if that is nothing.
+    /// The text that screen readers read out when it changes; empty if there is none.
     pub(super) announcement: String,
 }
 
@@ -46,7 +46,7 @@ impl Page {
         }
     }
 
-    /// Sets what screen readers read out when it changes.
+    /// Sets the text that screen readers read out when it changes.
     pub(super) fn announce(&mut self, text: impl Into<String>) {
         self.announcement = text.into();
     }
@@ -72,14 +72,14 @@ impl Page {
     }
 }
 
-/// What a browser gets, of a page that it does not show yet or from one state of it to the next.
+/// An update for a browser: a whole page, or the changes from one state of it to the next.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Update<'a> {
     pub(super) seq: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) title: Option<&'a str>,
-    /// What screen readers read out.
+    /// The text that screen readers read out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announce: Option<&'a str>,
     /// Parts that are new or have changed, each after its parent.

@@ -21,14 +21,14 @@ use super::{
 
 pub(super) use crate::cluster::ClusterContext;
 
-/// What a page is made of.
+/// The data from which a page is made.
 pub(super) struct PageContext<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) now: Timestamp,
     pub(super) rights: &'a Rights,
     /// Since when the objects may be out of date.
     pub(super) stale_since: Option<Timestamp>,
-    /// What was checked, or why it could not be; only a page of it has it.
+    /// The report of the check, or the reason why it failed; only the page of the check has one.
     pub(super) report: Option<&'a Result<CheckReport, String>>,
     /// The cluster, for people: context, server and user.
     pub(super) cluster: &'a ClusterContext,

@@ -1,4 +1,5 @@
-//! What the user may do. A button for something else stays visible, disabled, and names the right.
+//! The rights of the user. A button for an action that is not allowed stays visible, is disabled, and names the missing
+//! right.
 
 use std::collections::BTreeMap;
 
@@ -44,14 +45,14 @@ impl UserAction {
         }
     }
 
-    /// Returns what a user lacks who may not do it.
+    /// Returns the message that names the missing right.
     fn missing(self) -> String {
         let (verb, resource, group) = self.needs();
         format!("you lack the right to {verb} {resource} of {group}")
     }
 }
 
-/// What the user may do.
+/// The rights of the user, as the actions that are not possible, each with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rights(BTreeMap<UserAction, String>);
 

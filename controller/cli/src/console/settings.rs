@@ -1,4 +1,4 @@
-//! How the console is served, as the command line sets it.
+//! The settings of the console, from the command line.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -7,7 +7,7 @@ use regex::Regex;
 
 use crate::connection::Server;
 
-/// How the console is served.
+/// The settings of the console on the user's machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConsoleOptions {
     /// The port; 0 for any that is free.
@@ -16,12 +16,12 @@ pub(crate) struct ConsoleOptions {
     pub(crate) read_only: bool,
 }
 
-/// How the console in a cluster is served.
+/// The settings of the console in a cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Listening {
-    /// Where it listens for browsers and proxies, by TLS.
+    /// The listen address for browsers and proxies, with TLS.
     pub(crate) address: SocketAddr,
-    /// Where it listens for probes and for metrics.
+    /// The listen address for probes and metrics.
     pub(crate) metrics_bind_address: SocketAddr,
     /// The API server.
     pub(crate) server: Server,

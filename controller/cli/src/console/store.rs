@@ -5,7 +5,7 @@
 //!                                └─▶ a number that grows with each change, for those who wait
 //! ```
 //!
-//! What the user may not watch is named on every page and not considered.
+//! Kinds of objects that the user may not watch are named on every page and not considered.
 
 use std::{fmt::Debug, sync::Arc};
 

@@ -1,11 +1,11 @@
-//! What a path of the console shows.
+//! The views of the console, and their paths.
 
 use percent_encoding::percent_decode_str;
 
 /// Number of rows on a page.
 pub(super) const ROWS: usize = 100;
 
-/// What of a guest is used.
+/// The device of a guest that a page opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GuestDevice {
     /// The first serial port. KubeVirt gives it to the client that comes last.
@@ -39,7 +39,7 @@ pub(super) enum ConsoleView {
         namespace: String,
         /// Its name.
         name: String,
-        /// Which of both.
+        /// The device.
         device: GuestDevice,
     },
     /// All migrations that the cluster still has.
@@ -98,7 +98,7 @@ impl ConsoleView {
 }
 
 impl ViewPath {
-    /// Returns what a path with its query shows; `None` if there is no such page.
+    /// Returns the view of a path with its query; `None` if there is no such page.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (path, query) = text.split_once('?').unwrap_or((text, ""));
         let segments = path.trim_matches('/').split('/').map(decoded);

@@ -25,7 +25,7 @@ use crate::failure::{CommandError, Exit};
 pub(super) struct FollowedDrain {
     /// Its displayed state.
     pub(super) shown: NodeCourse,
-    /// How it has ended, once it has.
+    /// Its exit code, once it has ended.
     pub(super) exit: Option<Exit>,
     /// Since when a guest stays that nothing will move.
     blocked_since: Option<Instant>,

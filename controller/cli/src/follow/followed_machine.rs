@@ -27,7 +27,7 @@ use crate::{
     screen::Screen,
 };
 
-/// How often a block is drawn: times that are left become shorter.
+/// Interval at which a block is drawn again: remaining times become shorter.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Follows the migration of a virtual machine until it is over: that which is under way, or else the last one.

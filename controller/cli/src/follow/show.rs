@@ -1,4 +1,4 @@
-//! How drains that are followed are shown: as lines, or as a block that is drawn again.
+//! The output of drains that are followed: as lines, or as a block that is drawn again.
 
 use std::{io::Write, time::Duration};
 
@@ -20,7 +20,7 @@ const DRAW_EVERY: Duration = Duration::from_millis(250);
 /// A block is drawn this often without a change: times that are left become shorter.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Where the course of drains is shown.
+/// The output of the course of drains.
 pub(super) enum Show {
     /// One line for each change.
     Lines {

@@ -19,7 +19,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Time without an API server after which that is reported.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// What a watch has seen.
+/// An event of a watch.
 #[derive(Debug)]
 pub(crate) enum Change<K> {
     /// All objects, at first and whenever the watch has been opened again.

@@ -1,4 +1,4 @@
-//! What may change after an object has been created.
+//! Review of changes to existing objects.
 //!
 //! ```text
 //!  old, new, user ─▶ being deleted, or the same spec? ── yes ─▶ allowed

@@ -30,11 +30,11 @@ pub struct Judged {
     pub kind: String,
     /// Its name; empty if it has none.
     pub name: String,
-    /// What becomes of it.
+    /// Its verdict.
     pub verdict: AdmissionVerdict,
 }
 
-/// What becomes of an object.
+/// The verdict on an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionVerdict {
     /// It is admitted.

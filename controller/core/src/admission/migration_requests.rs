@@ -1,4 +1,4 @@
-//! What a VirtualMachineInstanceMigration may request, and when.
+//! Review of VirtualMachineInstanceMigrations: their own fields, and the state of the cluster.
 //!
 //! ```text
 //!  manifest ─▶ prepared() ─▶ check(), review_requester() ─▶ review_instance(), review_in_flight()

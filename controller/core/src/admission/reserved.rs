@@ -1,4 +1,4 @@
-//! What only Drydock may set on objects, and its own user name.
+//! Labels that only Drydock may set on objects, and its own user name.
 
 use drydock_api::kubevirt::names::{CREATED_BY, NODE_NAME};
 

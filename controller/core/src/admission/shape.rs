@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{JSONSch
 
 use super::AdmittedKind;
 
-/// What a place in an object may contain.
+/// The permitted content of a place in an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FieldShape {
     /// An object with these fields.

@@ -18,8 +18,8 @@ pub struct Lifetimes {
     pub authority: Lifetime,
     /// Of the serving certificates.
     pub serving: Lifetime,
-    /// How long a bundle must have been observed in the webhook configurations before a replica serves a certificate
-    /// that only this bundle makes trusted.
+    /// Time for which a bundle must have been observed in the webhook configurations before a replica serves a
+    /// certificate that only this bundle makes trusted.
     pub settle: Duration,
 }
 

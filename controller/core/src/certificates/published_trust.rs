@@ -1,4 +1,4 @@
-//! What API servers trust, as observed by this process.
+//! The authorities that API servers trust, as observed by this process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ pub struct PublishedBundle {
     pub has_foreign: bool,
 }
 
-/// What API servers trust.
+/// The authorities that API servers trust.
 ///
 /// It records since when each authority has been observed in all places. After a restart that is the start of the
 /// process or later, so never earlier than the true time: no replica ever runs ahead of the API servers.

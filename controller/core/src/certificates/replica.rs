@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::{Lifetimes, PublishedTrust, Serving, published_trust::settled};
 
-/// What a replica does with the certificate that the Secret offers.
+/// A replica's decision about the certificate that the Secret offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaChoice {
     /// Serve it from now on.

@@ -63,7 +63,7 @@ pub fn disk_alias(volume: &str) -> String {
     format!("ua-{volume}")
 }
 
-/// How a disk appears to the guest.
+/// The appearance of a disk to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DiskShape {
     bus: DiskBus,

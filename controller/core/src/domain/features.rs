@@ -1,8 +1,9 @@
 //! Features of the guest's machine: the elements `features` and, for Hyper-V's clock, `clock`.
 //!
-//! What Hyper-V's features need of each other is QEMU's rule (docs/system/i386/hyperv.rst); as in KubeVirt, a feature
-//! turns on those that it needs, and admission refuses a spec that turns one of them off. QEMU offers them, and what
-//! else concerns KVM, to guests of KVM only: in emulation they are left out, since libvirt would not start the guest.
+//! QEMU defines which of Hyper-V's features depend on each other (docs/system/i386/hyperv.rst); as in KubeVirt, a
+//! feature turns on those that it needs, and admission refuses a spec that turns one of them off. QEMU offers them,
+//! like the other features that concern KVM, only to guests that run with KVM: in emulation they are left out, since
+//! libvirt would not start the guest.
 
 use std::borrow::Cow;
 

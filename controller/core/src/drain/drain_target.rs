@@ -15,7 +15,7 @@ use crate::{
     vm_conditions::{find, is_pod_terminating},
 };
 
-/// How a guest competes for room with other guests that leave.
+/// The standing of a guest that competes for room with other guests that leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Competing {
     /// It already has a migration.

@@ -38,7 +38,7 @@ pub fn taint_note(key: &str) -> String {
     )
 }
 
-/// What would happen to the guests of a node if it were drained now.
+/// The expected effects on the guests of a node if it were drained now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast<'a> {
     /// The guests that are not finished, each with what it would do.

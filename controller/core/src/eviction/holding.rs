@@ -11,21 +11,22 @@
 
 use std::time::Duration;
 
-/// How long an eviction is held at most: longer than most guests take to move, and shorter than the API server's
+/// Maximum time for which an eviction is held: longer than most guests take to move, and shorter than the API server's
 /// webhook timeout.
 pub const HOLD: Duration = Duration::from_secs(8);
-/// How long a replica waits for the leader to delete the PDB of a pod that may go, before it does so itself.
+/// Time for which a replica waits for the leader to delete the PDB of a pod that may go, before it does so itself.
 pub const RELEASED_WITHIN: Duration = Duration::from_millis(250);
-/// How long the deletion of a pod whose guest has migrated away may take before the eviction is granted all the same:
-/// a kubelet takes half a second when it is otherwise idle, and some seconds on a node whose processors are fully
+/// Time limit for the deletion of a pod whose guest has migrated away, after which the eviction is granted all the
+/// same: a kubelet takes half a second when it is otherwise idle, and some seconds on a node whose processors are fully
 /// used.
 pub const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// How long the review of an eviction may take in all: the hold, the end of the pod, and half a second. It is shorter than
+/// Time limit for the whole review of an eviction: the hold, the end of the pod, and half a second. It is shorter than
 /// the webhook's `timeoutSeconds` (13), since an API server allows an eviction if the webhook does not respond.
 pub const REVIEW_DEADLINE: Duration = HOLD
     .saturating_add(GONE_WITHIN)
     .saturating_add(Duration::from_millis(500));
-/// How long after the first eviction of a drain its extent is known: which guests are marked, and their order.
+/// Time between the first eviction of a drain and the moment when its extent is known: which guests are marked, and
+/// their order.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(1);
 
 /// Returns whether to keep holding an eviction, given how long it has been held and the estimated time until its guest

@@ -22,8 +22,8 @@ use jiff::Timestamp;
 use super::{Migratable, evacuation_request, may_restart};
 use crate::{conditions::ConditionStatus, vm_conditions::find};
 
-/// How long a guest must have been without a possible target node before it is shut down instead: three attempts of
-/// `kubectl drain`, which retries every 5 s.
+/// Time without a possible target node after which a guest is shut down instead: three attempts of `kubectl drain`,
+/// which retries every 5 s.
 pub const SETTLED: Duration = Duration::from_secs(15);
 /// Reason of the condition while the guest's CPU is unknown. It implies nothing about other nodes.
 const NOT_KNOWN: &str = "GuestCPUUnknown";

@@ -1,4 +1,4 @@
-//! What an agent does with a guest when the node's Node object is deleted while the agent runs.
+//! The actions of an agent for a guest when the node's Node object is deleted while the agent runs.
 //!
 //! The controller starts the guest elsewhere once the agent has reported its end, or once the agent is unresponsive.
 //! So the agent ends the guest before it can count as unresponsive, whether or not its token is still valid:
@@ -24,12 +24,12 @@ use drydock_api::{
     leases::{RENEW_EVERY, STALE_AFTER},
 };
 
-/// How long a guest may take to shut down. The grace period of its pod may be shorter.
+/// Time limit for the shutdown of a guest. The grace period of its pod may be shorter.
 pub const SHUTDOWN_WITHIN: Duration = Duration::from_secs(15);
-/// How long libvirt may take to destroy a guest: it requests QEMU to end, and kills it after 10 s
+/// Time limit for libvirt to destroy a guest: libvirt requests QEMU to end, and kills it after 10 s
 /// (`qemuProcessKill`).
 pub const DESTROYED_WITHIN: Duration = Duration::from_secs(10);
-/// How long kube-controller-manager keeps pods whose node has no Node object (`quarantineTime` of its pod garbage
+/// Time for which kube-controller-manager keeps pods whose node has no Node object (`quarantineTime` of its pod garbage
 /// collector).
 pub const POD_GC_QUARANTINE: Duration = Duration::from_secs(40);
 /// Interval between two presses of the power button: a guest that is booting misses one.

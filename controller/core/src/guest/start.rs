@@ -7,7 +7,7 @@
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance};
 use k8s_openapi::api::core::v1::Pod;
 
-/// What libvirt has of a guest in its pod.
+/// The domain of a guest in its pod's libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FoundDomain {
     /// No domain.

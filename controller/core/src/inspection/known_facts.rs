@@ -12,7 +12,7 @@ use crate::node::InspectionFailure;
 /// Facts, and the record of the inspection that found them.
 pub type InspectedFacts = (NodeFacts, InspectionRecord);
 
-/// What an agent knows about its host.
+/// An agent's knowledge about its host.
 ///
 /// # Guarantees
 /// - Facts of a complete inspection are kept while later inspections fail.

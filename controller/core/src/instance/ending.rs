@@ -1,4 +1,4 @@
-//! How a launcher pod ended, and what follows from that.
+//! The end of a launcher pod, and its consequences.
 //!
 //! The kubelet reports that a container has terminated only once it has, so that is proof. A pod's phase alone is
 //! not: other components write it for pods on unreachable nodes.

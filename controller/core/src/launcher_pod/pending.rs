@@ -24,7 +24,7 @@ pub const NOT_SCHEDULED: &str = "NotScheduled";
 /// Reasons of a waiting container that starts normally.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// What prevents a pod from running.
+/// The obstacle that prevents a pod from running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hindrance {
     /// CamelCase reason; Kubernetes' reason if it has one.
@@ -38,7 +38,7 @@ pub struct Hindrance {
 /// State of a pod that is starting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartingPod {
-    /// What prevents it from running, if anything does.
+    /// The obstacle that prevents it from running, if there is one.
     pub hindrance: Option<Hindrance>,
     /// When the pod has to be checked again although it has not changed.
     pub wake: Option<Timestamp>,

@@ -32,7 +32,7 @@ pub struct TargetPodInput<'a> {
     pub uid: &'a str,
     /// Its name.
     pub name: &'a str,
-    /// How many of its pods kubelets have rejected: each new pod gets a new name.
+    /// Number of its pods that kubelets have rejected: each new pod gets a new name.
     pub rejected: usize,
     /// Nodes to avoid if possible: they have the maximum number of incoming migrations, or are reserved for guests with
     /// fewer alternatives.

@@ -72,7 +72,7 @@ impl RequestedChanges {
     }
 }
 
-/// What to do with the instance.
+/// The action for the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceDecision {
     /// Leave it alone.

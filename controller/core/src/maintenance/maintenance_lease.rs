@@ -75,7 +75,7 @@ pub struct LeaseWrite {
     pub lease: Lease,
 }
 
-/// How to release a Lease that we hold.
+/// The action that releases a Lease that we hold.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LeaseRelease {
     /// Delete it.

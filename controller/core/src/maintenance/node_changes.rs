@@ -168,7 +168,7 @@ impl Patch {
     }
 }
 
-/// How far the maintenance of a node is, as its conditions report it (KEP-5683).
+/// The stage of the maintenance of a node, as the node's conditions report it (KEP-5683).
 ///
 /// | stage | condition |
 /// |---|---|

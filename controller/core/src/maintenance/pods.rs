@@ -131,7 +131,7 @@ pub struct RemainingPod {
     pub reason: StayReason,
     /// The last message of the API server.
     pub last_message: Option<String>,
-    /// What blocks the eviction.
+    /// The disruption budget that blocks the eviction.
     pub blocker: Option<Blocker>,
     /// When it ends at the latest, if it is terminating.
     pub leaves_by: Option<Timestamp>,

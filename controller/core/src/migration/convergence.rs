@@ -57,8 +57,8 @@ pub const USUAL_DOWNTIME: Duration = Duration::from_millis(300);
 const TRUSTED_FROM_PASS: u64 = 3;
 /// Minimum time between two increases of the downtime (KubeVirt's `downtimeTuning.cooldownSeconds`).
 const BETWEEN_STEPS: Duration = Duration::from_secs(10);
-/// How long a migration must have looked endless before the guest is disrupted. Covers several seconds of each rate,
-/// and is longer than a load peak of most guests.
+/// Time for which a migration must have looked endless before the guest is disrupted. Covers several seconds of each
+/// rate, and is longer than a load peak of most guests.
 const CERTAIN_AFTER: Duration = Duration::from_secs(30);
 /// A request to libvirt that has no visible effect is repeated after this time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);

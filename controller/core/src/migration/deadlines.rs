@@ -36,7 +36,8 @@ const LONGEST_SECONDS: u64 = 24 * 60 * 60;
 /// Deadlines for the phases of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseDeadlines {
-    /// How long a target pod may have no node. Default: 300 s (KubeVirt's `defaultUnschedulablePendingTimeoutSeconds`).
+    /// Time for which a target pod may have no node. Default: 300 s (KubeVirt's
+    /// `defaultUnschedulablePendingTimeoutSeconds`).
     pub unschedulable: Duration,
     /// From the creation of a target pod until its containers are ready. Default: 900 s (KubeVirt's
     /// `defaultCatchAllPendingTimeoutSeconds`).

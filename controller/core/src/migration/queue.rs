@@ -42,8 +42,8 @@ pub use entry::entry;
 pub use reservations::Reservations;
 pub use wait::{Wait, WaitReason};
 
-/// How long a migration whose target pod is ready may be overtaken by others that use the slots it needs. After that,
-/// slots are held for it.
+/// Time for which a migration whose target pod is ready may be overtaken by others that use the slots it needs. After
+/// that, slots are held for it.
 ///
 /// A few times the duration of a typical migration; a smaller value would leave slots idle.
 pub const MAX_OVERTAKING: SignedDuration = SignedDuration::from_mins(5);
@@ -277,7 +277,7 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// How a target pod counts against the placement budget.
+/// The standing of a target pod in the placement budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counted {
     /// It may get a slot soon, or has one.

@@ -6,7 +6,7 @@ use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 
 use super::record::MigrationRecord;
 
-/// How many ended migrations are kept per VMI. The same as in KubeVirt.
+/// Number of ended migrations that are kept per VMI. The same as in KubeVirt.
 const KEPT: usize = 5;
 
 /// Returns how many of a VMI's ended migrations are deleted now, and how many once no migration changes any more

@@ -50,7 +50,7 @@ pub struct StatusChange {
     pub abort: Option<(MigrationFailure, String)>,
     /// The source node is gone for good.
     pub source_gone: bool,
-    /// What the migration waits for; `None` if it does not wait.
+    /// The reason why the migration waits; `None` if it does not wait.
     pub waiting: Option<Waiting>,
 }
 

@@ -11,9 +11,9 @@
 
 use std::time::Duration;
 
-/// How long libvirt's job may take to send anything. As long as both sides may be prepared without the guest moving
-/// ([`PhaseDeadlines::starting`](super::deadlines::PhaseDeadlines::starting)): a KubeVirt launcher waits this long for its guest
-/// (`--qemu-timeout`).
+/// Time limit for libvirt's job to send anything. As long as both sides may be prepared without the guest moving
+/// ([`PhaseDeadlines::starting`](super::deadlines::PhaseDeadlines::starting)): a KubeVirt launcher waits this long for
+/// its guest (`--qemu-timeout`).
 const LONGEST: Duration = Duration::from_secs(240);
 
 /// Reason of a guest that stayed: its migration sent nothing in time, because the target's libvirt or QEMU does not

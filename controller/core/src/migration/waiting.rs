@@ -1,4 +1,4 @@
-//! What a migration waits for, and when it is reconciled again without a change.
+//! The reason why a migration waits, and the time when it is reconciled again without a change.
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use jiff::Timestamp;
@@ -21,7 +21,7 @@ const REJECTED_BY_QUOTA: &str = "RejectedByResourceQuota";
 /// Reason of [`WAITING`]: the API server rejects the target pod for another reason.
 const FAILED_CREATE: &str = "FailedCreate";
 
-/// What a migration waits for.
+/// The reason why a migration waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
     /// CamelCase reason.
@@ -81,7 +81,7 @@ impl Waiting {
     }
 }
 
-/// What holds a migration back until its sides are named, as far as it is observed.
+/// The observed obstacles that hold a migration back until its sides are named.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Obstacles<'a> {
     /// The API server's message when it last refused the target pod, and when the next attempt is due.
@@ -90,7 +90,7 @@ pub struct Obstacles<'a> {
     pub rejected: Option<&'a Rejected>,
     /// The target pod, while it starts.
     pub starting: Option<&'a StartingPod>,
-    /// What it waits for in the queue.
+    /// Its wait in the queue.
     pub queued: Option<Wait>,
     /// The deadline of its phase.
     pub deadline: Option<&'a PhaseDeadline>,

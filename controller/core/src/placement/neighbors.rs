@@ -1,4 +1,5 @@
-//! What other pods require of a pod's node: required pod affinity and anti-affinity, and topology spread.
+//! Requirements on a pod's node that depend on other pods: required pod affinity and anti-affinity, and topology
+//! spread.
 //!
 //! ```text
 //!  all unfinished pods ─▶ Neighbors.set ────┐
@@ -96,7 +97,7 @@ struct Arrived {
     apart: Vec<PodAffinityTerm>,
 }
 
-/// What other pods require of the node of one pod.
+/// The requirements on the node of one pod that depend on other pods.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     near: Vec<Near>,

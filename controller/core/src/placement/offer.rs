@@ -1,5 +1,5 @@
-//! What a guest can have of a node's CPU, according to the full sets and the part of the node's mask that applies to
-//! it.
+//! The part of a node's CPU that a guest can have, according to the full sets and the part of the node's mask that
+//! applies to it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use drydock_api::facts::VirtualizationFacts;
 
 use super::{NodeView, Requirements, misfit::Misfit};
 
-/// What a guest can have of a node's CPU.
+/// The part of a node's CPU that a guest can have.
 #[derive(Clone, Copy)]
 pub(super) struct CpuOffer<'a> {
     /// The full sets, without the features that the node masks.

@@ -164,7 +164,7 @@ enum Time {
     Later,
 }
 
-/// How many nodes a guest can choose from.
+/// Numbers of nodes that a guest can choose from.
 #[derive(Clone, Copy, Debug)]
 struct NodeChoice {
     /// Nodes that suit it, however full they are, counted up to [`MANY`].

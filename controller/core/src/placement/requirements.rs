@@ -1,4 +1,4 @@
-//! What a virtual machine requires of its node.
+//! Requirements of a virtual machine on its node.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -168,7 +168,7 @@ fn is_resize_infeasible(status: &PodStatus) -> bool {
         .any(|condition| condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible"))
 }
 
-/// What one pod takes of a node.
+/// The share of a node that one pod takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodShare {
     /// Its requests.
@@ -202,7 +202,7 @@ pub fn yields_to(spec: &PodSpec) -> i32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeRoom(BTreeMap<i32, Taken>);
 
-/// What pods of one priority take.
+/// The share of a node that pods of one priority take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Taken {
     pods: u64,

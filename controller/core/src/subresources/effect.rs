@@ -1,4 +1,4 @@
-//! What a request has written.
+//! The writes of a request.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ pub struct Effect(pub Vec<JsonPatch>);
 /// have changed since.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonPatch {
-    /// What it changes.
+    /// The object or subresource that it changes.
     pub written: PatchedPart,
     /// Its operations.
     pub operations: Value,
@@ -18,7 +18,7 @@ pub struct JsonPatch {
     pub undo: Option<Value>,
 }
 
-/// What a patch changes.
+/// The object or subresource that a patch changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchedPart {
     /// The virtual machine.

@@ -11,7 +11,7 @@ pub const NAMESPACE: &str = "kube-system";
 /// Its name.
 pub const CONFIG_MAP: &str = "extension-apiserver-authentication";
 
-/// How kube-apiserver identifies itself and its users.
+/// The certificates and headers with which kube-apiserver identifies itself and its users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrontProxy {
     /// Certificate authorities of its client certificates, in PEM; empty: none is trusted.

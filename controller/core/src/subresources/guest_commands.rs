@@ -1,5 +1,5 @@
-//! What the subresources of an instance check: commands to its guest, the streams of its consoles, and connections to its
-//! ports.
+//! Checks of the subresources of an instance: commands to its guest, the streams of its consoles, and connections to
+//! its ports.
 //!
 //! A command is refused while a migration has the guest: what it did on one node could be lost on the other. Its agent
 //! checks the same by libvirt, since the instance may be behind. A guest that only waits for its migration takes commands;

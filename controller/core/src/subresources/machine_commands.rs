@@ -1,4 +1,4 @@
-//! What the subresources of a virtual machine do: `start`, `stop`, `restart`, `migrate`, `expand-spec`.
+//! Effects of the subresources of a virtual machine: `start`, `stop`, `restart`, `migrate`, `expand-spec`.
 
 use drydock_api::kubevirt::{
     Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigrationSpec,

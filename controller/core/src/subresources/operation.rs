@@ -59,7 +59,7 @@ impl SubresourceOperation {
 const PUT: &str = "PUT";
 const GET: &str = "GET";
 
-/// What a request does.
+/// Returns the operation that a request names.
 ///
 /// # Errors
 /// 404 if KubeVirt has no such subresource, 405 if KubeVirt has it for other methods only, and KubeVirt's or Drydock's
@@ -105,7 +105,7 @@ pub fn operation(method: &str, target: &SubresourceTarget) -> Result<Subresource
     operation.map_err(SubresourceError::not_supported)
 }
 
-/// What a subresource is about, after "Drydock does not support".
+/// Returns the topic of a subresource, which follows "Drydock does not support".
 fn subject(subresource: &str) -> &'static str {
     match subresource {
         "backup" | "redefine-checkpoint" => "backups of guests",

@@ -1,4 +1,4 @@
-//! What requests may contain.
+//! Bodies of requests.
 
 use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
@@ -72,7 +72,7 @@ pub struct CommandOptions {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Freeze {
-    /// How long until the file systems are thawed by themselves, as a Go duration; `0s`: never.
+    /// Time until the file systems are thawed automatically, as a Go duration; `0s`: never.
     pub unfreeze_timeout: Option<String>,
 }
 

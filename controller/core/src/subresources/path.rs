@@ -1,19 +1,19 @@
-//! What a path names.
+//! The target of a request's path.
 
 use super::{GROUP, VERSIONS};
 
-/// What a path names.
+/// The target of a request's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiPath {
-    /// Something that everybody may read.
+    /// A document that everybody may read.
     Open(PublicDocument),
-    /// Something that needs a right.
+    /// A subresource, which requires permission.
     Target(SubresourceTarget),
-    /// Nothing.
+    /// No known path.
     Unknown,
 }
 
-/// What everybody may read.
+/// A document that everybody may read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublicDocument {
     /// `/`: the paths that there are.
@@ -78,7 +78,7 @@ pub struct SubresourceTarget {
     pub name: String,
     /// The subresource, as roles name it: of `portforward` without port and protocol.
     pub subresource: String,
-    /// What follows the subresource in the path.
+    /// The rest of the path after the subresource.
     pub rest: Vec<String>,
 }
 

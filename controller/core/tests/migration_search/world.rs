@@ -55,7 +55,7 @@ pub(crate) struct SearchWorld {
     pub(crate) source: SourceAgent,
     pub(crate) target: TargetAgent,
     pub(crate) controllers: [Controller; 2],
-    /// How many more faults may happen.
+    /// Number of faults that may still happen.
     pub(crate) faults: u8,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Observed {
     pub(crate) node_deleted: [bool; 2],
 }
 
-/// What the controller does.
+/// The controller's actions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedInstance {
     pub(crate) vmi: Vmi,

@@ -77,7 +77,7 @@ pub(crate) enum WorldMigration {
     Over,
 }
 
-/// What an agent has decided and not done yet.
+/// The action that an agent has decided and not done yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
     Nothing,
@@ -106,9 +106,9 @@ pub(crate) struct StartWorld {
     agents: [StartAgent; 2],
     node_deleted: [bool; 2],
     migration: WorldMigration,
-    /// How often the guest was started.
+    /// Number of starts of the guest.
     pub(crate) starts: u8,
-    /// How many more faults may happen.
+    /// Number of faults that may still happen.
     pub(crate) faults: u8,
 }
 

@@ -1,4 +1,4 @@
-//! How a cache stores an object.
+//! The storage of objects in a cache.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) struct CompressedObject<K> {
     read: fn(&[u8]) -> Option<K>,
 }
 
-/// How the objects of a cache are stored.
+/// The format in which a cache stores its objects.
 #[derive(Debug)]
 pub(crate) enum StorageFormat<K> {
     /// Decoded.

@@ -17,11 +17,11 @@ use tokio::time::Instant;
 /// The timing of the election. All candidates for a Lease should use the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
-    /// How long others wait for a renewal.
+    /// Time for which others wait for a renewal.
     pub(super) duration: Duration,
-    /// How long the leader leads after a renewal: less than `duration`.
+    /// Time for which the leader leads after a renewal: less than `duration`.
     pub(super) renew_within: Duration,
-    /// How often the leader renews and others read the Lease.
+    /// Interval at which the leader renews and others read the Lease.
     pub(super) retry_every: Duration,
 }
 
@@ -40,9 +40,9 @@ impl Default for Terms {
 pub(super) struct LeaseRecord {
     /// The holder's identity; empty if the Lease is free.
     pub(super) holder: String,
-    /// How long its holder wants others to wait.
+    /// Time for which its holder wants others to wait.
     pub(super) duration: Duration,
-    /// How often the holder has changed.
+    /// Number of changes of the holder.
     pub(super) transitions: i32,
     /// The resource version; changes with every write.
     pub(super) version: String,

@@ -33,9 +33,9 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-/// How long one request may take.
+/// Time limit of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long work under a term may take to end before the process stops without releasing the Lease.
+/// Time within which work under a term has to end; otherwise the process stops without releasing the Lease.
 const WORK_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The Lease to acquire, and the identity of the candidate.

@@ -36,7 +36,7 @@ pub struct Holding {
     pub identity: String,
     /// Interval of renewals.
     pub renew_every: Duration,
-    /// How long after a renewal the Lease counts as held.
+    /// Time after a renewal for which the Lease counts as held.
     pub duration: Duration,
     /// The Lease's labels.
     pub labels: BTreeMap<String, String>,

@@ -22,7 +22,7 @@ pub(super) struct KeyQueue {
     open: bool,
     /// The keys to reconcile, each with the time at which it became ready.
     ready: VecDeque<(Key, Instant)>,
-    /// How many keys have become ready since [`Self::readied`] was last called.
+    /// Number of keys that have become ready since [`Self::readied`] was last called.
     readied: u64,
     /// The keys that wait for a time, ordered by it.
     waiting: BTreeSet<(Instant, Key)>,

@@ -1,4 +1,4 @@
-//! What the user may do.
+//! The rights of the user.
 
 use super::{Finding, Rule, RuleContext};
 

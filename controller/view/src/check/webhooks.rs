@@ -1,4 +1,4 @@
-//! How API servers reach the controller: webhooks, the subresources API, and the certificates of both.
+//! The connection from API servers to the controller: webhooks, the subresources API, and the certificates of both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,7 +70,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// What both kinds of webhooks have in common.
+/// The fields that both kinds of webhooks have in common.
 struct Webhook<'a> {
     name: &'a str,
     is_validating: bool,

@@ -1,4 +1,4 @@
-//! Where a migration is: its phase, its place in the queue, its progress, and why it failed.
+//! The state of a migration: its phase, its place in the queue, its progress, and why it failed.
 
 use drydock_api::{
     kubevirt::migration::{SourceState, TargetState},
@@ -41,19 +41,19 @@ pub struct MigrationExplanation {
     pub phase: MigrationPhase,
     /// When it reached this phase.
     pub since: Option<Timestamp>,
-    /// What it waits for, how it went, or why it failed.
+    /// The reason why it waits, its result, or the reason why it failed.
     pub message: String,
     /// The node that the guest is to leave.
     pub source: Option<String>,
     /// The node that it goes to.
     pub target: Option<String>,
-    /// What the agents of both report, in words.
+    /// The reports of the agents of both nodes, in words.
     pub sides: Vec<String>,
     /// Its place among all migrations that are not over.
     pub queue: Option<QueuePosition>,
-    /// How much has moved.
+    /// The progress of the transfer.
     pub progress: Option<MigrationProgress>,
-    /// What was not considered.
+    /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 
@@ -61,13 +61,13 @@ pub struct MigrationExplanation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct QueuePosition {
-    /// How urgent it is.
+    /// Its urgency.
     pub urgency: &'static str,
-    /// How far it is: `waits`, `starts its target pod`, `waits for a slot`, `has a slot`.
+    /// Its stage: `waits`, `starts its target pod`, `waits for a slot`, `has a slot`.
     pub stage: &'static str,
     /// Its place among those that wait, from 1; `None` if nothing but itself holds it up.
     pub place: Option<usize>,
-    /// How many wait.
+    /// Number of migrations that wait.
     pub waiting: usize,
     /// The limit that holds it back, in one CamelCase word.
     pub limit: Option<&'static str>,

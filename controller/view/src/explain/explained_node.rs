@@ -41,21 +41,22 @@ pub enum Lease {
 pub struct NodeExplanation {
     /// Its row in the table of all nodes.
     pub row: NodeRow,
-    /// Why no new guest without special requirements would start there, each the predicate of a sentence about the node.
+    /// The reasons why no new guest without special requirements would start there, each the predicate of a sentence
+    /// about the node.
     pub refuses: Vec<String>,
     /// Its agent, in words.
     pub agent: String,
     /// Conditions of its Hypervisor that are not met, in words.
     pub conditions: Vec<String>,
-    /// What a drain would do.
+    /// The effect of a drain.
     pub drain: Option<DrainInShort>,
     /// Its processor; `None` if no agent has reported it.
     pub cpu: Option<NodeCpu>,
-    /// What was not considered.
+    /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 
-/// What a drain would do, in numbers.
+/// The effect of a drain, in numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainInShort {

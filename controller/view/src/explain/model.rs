@@ -24,7 +24,7 @@ pub struct ModelExplanation {
     pub similar: Vec<String>,
     /// Each node, those first whose guests can have it.
     pub nodes: Vec<ModelOnNode>,
-    /// What was not considered.
+    /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 

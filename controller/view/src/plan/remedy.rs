@@ -1,4 +1,4 @@
-//! What helps a guest that blocks a drain, with the command for it.
+//! Remedies for a guest that blocks a drain, with their commands.
 
 use std::fmt::Write as _;
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use crate::text::beside;
 
-/// What would help.
+/// A remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remedy {
-    /// What to do, for people.
+    /// The instruction, for people.
     pub text: String,
     /// A command that does it, if there is one.
     pub command: Option<String>,

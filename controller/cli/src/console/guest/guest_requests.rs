@@ -1,4 +1,4 @@
-//! What a browser requests for a guest that is open on one of its pages: to pass on input, and for pixels.
+//! Requests of a browser for a guest that is open on one of its pages: input to pass on, and pixels.
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,7 +40,7 @@ pub(in crate::console) struct Body {
     ctrl_alt_delete: Option<String>,
 }
 
-/// Which pixels are requested.
+/// The query of a request for pixels.
 #[derive(Deserialize)]
 pub(in crate::console) struct Frame {
     guest: String,

@@ -10,11 +10,11 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(in crate::console) struct KeyPress {
-    /// What it means: a character, or a name such as `Enter`.
+    /// Its meaning: a character, or a name such as `Enter`.
     pub(super) key: String,
-    /// Where it is on the keyboard, such as `KeyQ` or `Numpad7`.
+    /// Its position on the keyboard, such as `KeyQ` or `Numpad7`.
     pub(super) code: String,
-    /// Whether it was pressed.
+    /// Whether it was pressed; otherwise it was released.
     pub(super) down: bool,
     pub(super) ctrl: bool,
     pub(super) alt: bool,

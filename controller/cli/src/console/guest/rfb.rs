@@ -29,7 +29,7 @@ const LONGEST_REASON: u32 = 1024;
 /// Bytes to the guest that may wait: some thousand events.
 const MOST_OUTPUT: usize = 64 << 10;
 
-/// Why the display cannot be shown.
+/// The reason why the display cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum RfbError {
     #[error("the display's protocol {0:?} is not supported; supported: \"RFB 003.008\"")]
@@ -48,7 +48,7 @@ pub(super) enum RfbError {
     Size(String),
 }
 
-/// What comes next. Each has a length in bytes, see [`Rfb::length`].
+/// The next item that the server sends. Each has a length in bytes, see [`Rfb::length`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NextMessage {
     Version,
@@ -61,7 +61,7 @@ enum NextMessage {
     Start,
     /// The kind of a message.
     Message,
-    /// How many rectangles an update has.
+    /// The number of rectangles of an update.
     UpdateCount,
     Colours,
     CutText,
@@ -70,21 +70,21 @@ enum NextMessage {
     Rectangle,
     /// A row of a rectangle with pixels.
     Row(Rectangle, u16),
-    /// Where a rectangle is copied from.
+    /// The position that a rectangle is copied from.
     Source(Rectangle),
 }
 
 /// A client.
 pub(super) struct Rfb {
     next: NextMessage,
-    /// Rectangles of the update that have not come.
+    /// Number of rectangles of the update that have not arrived.
     rectangles: u16,
-    /// Bytes of what comes next.
+    /// The received bytes of the next item.
     input: Vec<u8>,
     output: Vec<u8>,
     frame: Option<Framebuffer>,
     budget: Budget,
-    /// Whether an update was requested that has not come.
+    /// Whether a requested update has not arrived.
     is_requested: bool,
     /// Whether nothing was requested yet, so that all of the display is.
     is_new: bool,
@@ -120,12 +120,12 @@ impl Rfb {
         };
     }
 
-    /// What the display shows; `None` before its size is known.
+    /// Returns the content of the display; `None` before its size is known.
     pub(super) fn frame(&mut self) -> Option<&mut Framebuffer> {
         self.frame.as_mut()
     }
 
-    /// The width and height in pixels, if they are known.
+    /// Returns the width and height in pixels, if they are known.
     pub(super) fn size(&self) -> Option<(u16, u16)> {
         self.frame.as_ref().map(|frame| (frame.width, frame.height))
     }

@@ -36,12 +36,12 @@ use super::{
 };
 use crate::connection::{Server, ServerAddressError};
 
-/// How long a review may take.
+/// Time limit of a review.
 const REVIEW_WITHIN: Duration = Duration::from_secs(10);
 /// The name that API servers give to users without credentials.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// How much is kept at once.
+/// Limits on the tokens whose objects are kept, and on their requests and reviews.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UserLimits {
     /// Tokens whose objects are kept.
@@ -96,7 +96,7 @@ impl UserMetrics {
     }
 }
 
-/// Why a request is not served.
+/// The reason why a request is not served.
 #[derive(Debug, Error)]
 pub(super) enum Denied {
     #[error(transparent)]
@@ -119,7 +119,7 @@ pub(super) enum Denied {
     NotReviewed(#[source] Unreviewed),
 }
 
-/// Why the user of a token is unknown.
+/// The reason why the user of a token is unknown.
 #[derive(Debug, Error)]
 pub(super) enum Unreviewed {
     #[error(transparent)]

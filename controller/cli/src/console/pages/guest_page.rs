@@ -38,7 +38,7 @@ impl GuestDevice {
     }
 }
 
-/// What of a page of a guest is not in the guest.
+/// The state on which a guest's page depends besides the guest itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::console) struct GuestPageContext {
     /// Whether this console sends no input.

@@ -1,4 +1,4 @@
-//! What several pages have in common.
+//! Elements that several pages have in common.
 
 use std::fmt::Write as _;
 
@@ -201,11 +201,11 @@ pub(super) fn heading(page: &mut Page, title: &str, summary: &str) {
 pub(super) struct Confirmation<'a> {
     /// The identity of the form.
     pub(super) id: &'a str,
-    /// Where it is sent.
+    /// The path to which it is posted.
     pub(super) path: &'a str,
     /// Names and values that are sent with it.
     pub(super) hidden: &'a [(&'a str, &'a str)],
-    /// What follows from it, and other fields.
+    /// Its consequences, and other fields of the form.
     pub(super) content: Markup,
     pub(super) action: UserAction,
     /// Whether there is still something to be done.

@@ -22,7 +22,7 @@ use super::{
 /// Every implemented field, set to some value. Some contradict each other: only the presence of fields is checked.
 const EVERYTHING: &str = include_str!("every_field.yaml");
 
-/// How admission treats a field.
+/// The treatment of a field by admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     CarriedOut,

@@ -36,7 +36,7 @@ fn failure() -> InspectionFailure {
     }
 }
 
-/// What happens to an agent's knowledge.
+/// An event that concerns an agent's knowledge.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     /// An earlier agent reported complete facts of this kernel.

@@ -1,4 +1,4 @@
-//! What a migration waits for in the queue, as text that changes rarely.
+//! The limit that holds a queued migration back, as text that changes rarely.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl WaitReason {
     }
 }
 
-/// What a migration waits for, and its position in the queue.
+/// The limit that holds a migration back, and its position in the queue.
 ///
 /// Two values are equal exactly if their texts are equal, so a written value need not be written again until it
 /// changes.

@@ -25,7 +25,7 @@ pub const CPU_NOT_COMPARED: &str = "CPUNotCompared";
 pub struct TargetHost<'a> {
     /// Name of the node.
     pub node: &'a str,
-    /// How guests run on the node.
+    /// Virtualization type of guests on the node.
     pub virt_type: VirtType,
     /// The node's mask.
     pub mask: &'a MaskHere,

@@ -7,7 +7,7 @@ use std::{
 
 use drydock_api::kubevirt::names::CREATED_BY;
 
-/// How many shared strings are added before unused ones are looked for.
+/// Number of shared strings that are added between two removals of unused ones.
 const BETWEEN_SWEEPS: usize = 4096;
 
 /// Labels in the order of their keys.

@@ -1,4 +1,4 @@
-//! What other pods require of a node: pod affinity, anti-affinity and topology spread.
+//! Requirements on a node that depend on other pods: pod affinity, anti-affinity and topology spread.
 
 use std::borrow::Cow;
 
