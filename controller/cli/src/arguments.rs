@@ -20,7 +20,7 @@ use crate::{
     bin_name = "kubectl drydock",
     version,
     after_help = "Exit codes: 0 done, or all would move; 1 error; 2 usage; 3 something would block, or has been blocked for \
-                  longer than allowed; 4 not over in time; 5 canceled by somebody else; 6 not allowed; 7 API server not \
+                  longer than allowed; 4 not over in time; 5 cancelled; 6 not allowed; 7 API server not \
                   reached; 10 nothing blocks, but something would be shut down."
 )]
 pub(crate) struct PluginArgs {

@@ -339,9 +339,7 @@ fn labelled(context: &RuleContext<'_>) -> Vec<Finding> {
         let mut nodes = context.snapshot.nodes.iter();
         let node = nodes.find(|node| name_of(&node.metadata) == name);
         let annotations = node.and_then(|node| node.metadata.annotations.as_ref());
-        annotations
-            .and_then(|annotations| annotations.get(skip))
-            .is_some_and(|value| value == "true")
+        annotations.is_some_and(drydock_core::node::is_skipped)
     };
     let found = untrue(context, reasons::hypervisor::LABELLED).map(|(node, why)| {
         let found = Finding::warning(format!("the CPU labels of {node} may be wrong: {why}"));

@@ -307,7 +307,7 @@ const AGENTS: &[Case] = &[
         "CPU labels of nodes are kept up to date",
         CheckOutcome::Warning,
         |survey| {
-            let annotations = json!({"node-labeller.kubevirt.io/skip-node": "true"});
+            let annotations = json!({"node-labeller.kubevirt.io/skip-node": "True"});
             changed(&mut survey.snapshot.nodes, 1).metadata.annotations = of(annotations);
             untrue(survey, 1, "Labelled", "labels are frozen by annotation");
         },
