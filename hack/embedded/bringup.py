@@ -39,6 +39,8 @@ class Bringup:
         self.api_was_down = False
         # When this run started each part. Status reports from before that time describe an earlier process.
         self.started: dict[str, float] = {}
+        # Where the log of each containerd that this run started begins, in bytes.
+        self.log_starts: dict[str, int] = {}
 
     def run(self) -> None:
         """Run all steps in the order of their dependencies."""
@@ -137,13 +139,20 @@ class Bringup:
         waiting.until(node.is_furnished, f"{node.name} is set up", 30, [machine])
 
     def start_containerd(self, node: Node) -> None:
+        log = node.containerd.log
+        size = log.stat().st_size if log.exists() else 0
         self._ensure(node.containerd)
+        if node.containerd.part in self.started:
+            self.log_starts.setdefault(node.containerd.part, size)
 
     def start_kubelet(self, node: Node) -> None:
-        """Start the kubelet and kube-proxy once containerd accepts connections."""
+        """Start the kubelet and kube-proxy once containerd is ready: a kubelet exits if its first call is refused."""
         containerd = node.containerd
         waiting.until(
-            lambda: _listens(node), f"containerd of {node.name} listens", 60, [containerd]
+            lambda: _listens(node) and has_booted(containerd.log, self.log_starts.get(containerd.part)),
+            f"containerd of {node.name} is ready",
+            60,
+            [containerd],
         )
         self._ensure(node.kubelet)
         self._ensure(node.kube_proxy)
@@ -256,6 +265,18 @@ def _pod_uids(response: bytes) -> set[str]:
         for pod in json.loads(response)["items"] or []
         if pod["status"].get("phase") not in ("Succeeded", "Failed")
     }
+
+
+def has_booted(log: Path, since: int | None) -> bool:
+    """Return whether containerd has logged after this offset in bytes that all of its services are ready.
+
+    It accepts connections before. Without an offset, an earlier run has started it, and it counts as ready.
+    """
+    if since is None:
+        return True
+    with log.open("rb") as file:
+        file.seek(since)
+        return b"containerd successfully booted" in file.read()
 
 
 def _listens(node: Node) -> bool:
