@@ -1,4 +1,4 @@
-"""Creates a cluster, or repairs one that is partly there, and waits until all nodes are Ready."""
+"""Creates a cluster, or repairs an incomplete one, and waits until all nodes are Ready."""
 
 from __future__ import annotations
 

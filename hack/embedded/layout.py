@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?")
 
 
 def cache_root() -> Path:
-    """Return the folder for what is built once and shared by all clusters."""
+    """Return the folder of the programs that all clusters share."""
     return Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")).absolute()
 
 

@@ -1,7 +1,7 @@
 """Parses the subset of the Containerfile language that the builder supports.
 
 Anything outside the subset is rejected with file and line: an error is better
-than an image that differs from the one that a container engine would build.
+than an image that differs from that of a container engine.
 """
 
 from __future__ import annotations

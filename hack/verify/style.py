@@ -108,8 +108,8 @@ def pronouns_in_test_names(text: str) -> list[str]:
     return [name for name in names if PRONOUNS & set(name.split("_"))]
 
 
-# Verbs of speech, which are no names for state and I/O: they do not show what is sent, read, reported or polled, and a search
-# for one of them has too many results.
+# Verbs of speech, which are no names for state and I/O: they do not show whether something is sent, read, reported or polled,
+# and a search for one of them has too many results.
 SPEECH = frozenset(
     """
     say says said saying unsaid tell tells told telling ask asks asked asking asker askers unasked
@@ -199,8 +199,9 @@ def speech_comments(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if (SPEECH - _OTHER_MEANINGS) & {word.lower() for word in _SPEECH_WORD.findall(line)}]
 
 
-# Pronouns for components and users, and amounts without a reference: a reader has to guess what they mean.
-_VAGUE = re.compile(r"\b(nobody|somebody|anybody|whoever|so many|so much)\b", re.IGNORECASE)
+# Pronouns for components and users, amounts without a reference, and clauses without a noun: a reader has to guess what they
+# mean.
+_VAGUE = re.compile(r"\b(nobody|somebody|anybody|whoever|so many|so much|what is|one that)\b", re.IGNORECASE)
 
 
 def vague_comments(lines: Iterable[str]) -> list[str]:

@@ -100,8 +100,8 @@ mod tests {
         self.assertEqual(speech_comments(rust_comments(source)), ["What it says."])
 
     def test_comments_without_a_subject_are_found(self) -> None:
-        lines = ["Waits until nobody uses it.", "Send so many bytes.", "A user resumes it.", "As many as there are."]
-        self.assertEqual(vague_comments(lines), lines[:2])
+        lines = ["Waits until nobody uses it.", "Send so many bytes.", "What is shown.", "A user resumes it.", "As many as there are."]
+        self.assertEqual(vague_comments(lines), lines[:3])
 
     def test_docstrings_and_comments_of_python_are_read(self) -> None:
         source = '''

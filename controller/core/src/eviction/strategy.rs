@@ -2,7 +2,7 @@
 //!
 //! The cluster's default (`HyperConverged`'s `evictionStrategy`) is evaluated at each eviction, so changing it affects
 //! running VMIs. Earlier releases wrote the default into each VMI without a strategy. The VMI's origin distinguishes
-//! such a value from one that the user has set:
+//! such a value from a value that the user has set:
 //!
 //! | the VMI has a strategy, and | the strategy |
 //! |---|---|

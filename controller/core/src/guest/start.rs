@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::Pod;
 pub enum FoundDomain {
     /// No domain.
     Absent,
-    /// A domain that this libvirtd has never started. Also one that ran under an earlier libvirtd and has ended, which
-    /// no agent meets: a launcher starts no libvirtd after its guest has ended.
+    /// A domain that this libvirtd has never started. A domain that ran under an earlier libvirtd and has ended is shown
+    /// like this, too; no agent meets it, since a launcher starts no libvirtd after its guest has ended.
     Defined,
     /// A domain that runs or has run.
     HasRun,

@@ -9,7 +9,7 @@
 //! | Halted | leave | delete | delete | delete | delete |
 //!
 //! It is KubeVirt's table, except for the last column: in KubeVirt, a guest that shut down cleanly because its node
-//! was drained, or its pod deleted, counts as one that shut down of its own accord. `Manual` and `Once` never start a
+//! was drained, or its pod deleted, counts as shut down of its own accord. `Manual` and `Once` never start a
 //! guest without a request, whatever ended it: that is why users choose them.
 
 use drydock_api::kubevirt::{

@@ -37,7 +37,7 @@ pub(crate) enum Mutant {
     ReadsTheJobFirst,
     /// The source does not report `Halted`.
     NeverHalts,
-    /// The source treats a guest that its user has paused, and of which libvirt has no job, as one that stays.
+    /// The source treats a guest that its user has paused, and of which libvirt has no job, as a guest that stays.
     KeepsAPausedGuest,
     /// The target destroys its copy without closing the session.
     DestroysWithoutClosing,
