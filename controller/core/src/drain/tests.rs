@@ -182,6 +182,30 @@ fn change_of_a_field_that_drains_read_concerns_drains() {
 }
 
 #[test]
+fn node_name_alone_is_a_new_request() {
+    let alone = instance("web", |instance| instance["status"]["evacuationNodeName"] = json!("a"));
+    // The guest has moved upon an earlier request.
+    let again = instance("web", |instance| {
+        mark(instance, "Taint", seconds_ago(600));
+        instance["status"]["evacuation"]["failures"] = json!(9);
+        let moved = json!({"type": "EvictionRequested", "status": "False", "reason": "Moved"});
+        instance["status"]["conditions"].as_array_mut().unwrap().push(moved);
+    });
+    for (marks, requester) in [(OPEN, DrainRequest::Eviction), (CORDONED, DrainRequest::Cordon)] {
+        for instance in [&alone, &again] {
+            let plan = of_one(marks, guest(instance, LiveMigrate, Vec::new()));
+            let expected = DrainStep::Mark {
+                namespace: "n".into(),
+                name: "web".into(),
+                node: "a".into(),
+                evacuation: evacuation_request::new(requester, now()),
+            };
+            assert_eq!(plan.steps, [expected]);
+        }
+    }
+}
+
+#[test]
 fn a_plain_cordon_moves_nothing() {
     let plain = instance("web", |_| {});
     let plan = of_one(CORDONED, guest(&plain, LiveMigrate, Vec::new()));

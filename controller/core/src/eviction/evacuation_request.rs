@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{
     conditions::{ConditionStatus, whole_seconds},
-    vm_conditions::condition,
+    vm_conditions::{condition, find},
 };
 
 /// The field manager of evacuation requests.
@@ -29,10 +29,14 @@ pub fn of(instance: &VirtualMachineInstance) -> Option<&str> {
     node.filter(|node| !node.is_empty())
 }
 
-/// Returns the evacuation of a VMI that is marked.
+/// Returns the evacuation of a VMI that is marked. `None` for the mark of another client: KubeVirt's clients set the
+/// node name alone. The evacuation beside it may be that of an earlier request: the condition is false then.
 pub fn evacuation(instance: &VirtualMachineInstance) -> Option<&Evacuation> {
     of(instance)?;
-    instance.status.as_ref()?.evacuation.as_ref()
+    let status = instance.status.as_ref()?;
+    let condition = find(&status.conditions, EVICTION_REQUESTED);
+    let is_earlier = condition.is_some_and(|condition| condition.status == ConditionStatus::False.as_str());
+    status.evacuation.as_ref().filter(|_| !is_earlier)
 }
 
 /// Returns whether a guest on the node `here` has left the node that it was marked to leave.
