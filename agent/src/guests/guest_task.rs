@@ -37,6 +37,7 @@ use drydock_host::{
     pod_folder::{FolderError, PodFolder},
 };
 use drydock_runtime::{Backoff, Key, Severity, chain, clock, latest_state};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use thiserror::Error;
@@ -144,6 +145,8 @@ struct ConnectedGuest {
     readiness: Option<GuestReadiness>,
     /// Whether its file systems are certainly not frozen any more, which the status may not show yet.
     is_thawed: bool,
+    /// When file systems are thawed, as recorded and by the monotonic clock: setting the clock does not move the thaw.
+    thaw: Option<(Timestamp, clock::Instant)>,
     /// When a thaw that has failed is tried again.
     thaw_again: Option<clock::Instant>,
     /// The credentials that its agent sets.
@@ -292,7 +295,7 @@ impl GuestTask {
                 known.forget(&outdated);
                 continue;
             }
-            let thaw_due = self.thaw_due(&known);
+            let thaw_due = self.thaw_due(&mut known);
             tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => {

@@ -78,6 +78,11 @@ pub mod test_clock {
             BEGAN.set(Some((super::now(), Instant::now())));
             Self(())
         }
+
+        /// Sets the wall clock forward, or back if `by` is negative.
+        pub fn shift(&self, by: SignedDuration) {
+            BEGAN.set(BEGAN.get().map(|(wall, instant)| (wall + by, instant)));
+        }
     }
 
     impl Drop for FollowedClock {

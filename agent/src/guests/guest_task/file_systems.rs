@@ -87,7 +87,7 @@ impl GuestTask {
     }
 
     /// Returns when the file systems are to be thawed, if they are frozen for a limited time.
-    pub(super) fn thaw_due(&self, known: &ConnectedGuest) -> Option<clock::Instant> {
+    pub(super) fn thaw_due(&self, known: &mut ConnectedGuest) -> Option<clock::Instant> {
         let seen = self.seen.borrow();
         let written = self.written.as_ref().and_then(|instance| instance.status.as_ref());
         // The clone of the whole instance is only needed while there is something to thaw.
@@ -97,7 +97,11 @@ impl GuestTask {
             .any(freeze::is_frozen);
         drop(seen);
         let at = frozen.then(|| self.instance().status.as_ref().and_then(freeze::thaw_at))??;
-        let due = clock::Instant::now() + clock::until(at, clock::now());
+        let due = match known.thaw {
+            Some((recorded, due)) if recorded == at => due,
+            _ => clock::Instant::now() + clock::until(at, clock::now()),
+        };
+        known.thaw = Some((at, due));
         Some(known.thaw_again.map_or(due, |again| again.max(due)))
     }
 

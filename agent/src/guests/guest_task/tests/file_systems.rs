@@ -1,6 +1,8 @@
 //! Freezes and thaws of a guest's file systems whose agent hangs, or whose record is not written.
 
 use drydock_api::node_api::{GuestCommand, NodeApiRefusal};
+use drydock_runtime::clock::test_clock::FollowedClock;
+use jiff::SignedDuration;
 use tokio::sync::oneshot;
 
 use super::*;
@@ -122,6 +124,21 @@ async fn thaw_that_is_not_recorded_is_reported_later() {
         assert!(around.report().await.get("fsFreezeStatus").is_none());
     });
     assert!(end.await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn thaw_stays_due_when_the_clock_is_set() {
+    let (wall, minute) = (FollowedClock::follow(), Duration::from_secs(60));
+    let thaw_at = (clock::now() + minute).to_string();
+    let fixture = fixture(&frozen(Some(&thaw_at)), FakeLibvirt::default());
+    for shift in [-1, 1].map(SignedDuration::from_hours) {
+        let mut known = ConnectedGuest::default();
+        let due = fixture.task.thaw_due(&mut known);
+        assert_eq!(due, Some(clock::Instant::now() + minute));
+        wall.shift(shift);
+        assert_eq!(fixture.task.thaw_due(&mut known), due, "{shift}");
+        wall.shift(-shift);
+    }
 }
 
 #[tokio::test]
