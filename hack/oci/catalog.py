@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OWN = "localhost/drydock"
-# Additional names of images.
-ALIASES = {"base": ("launcher-base",)}
 # The disks that KubeVirt's documentation and examples use. All of these names stand for
 # the same small guest; a mirror of any registry serves them by repository path.
 DEMO_DISKS = (
@@ -37,8 +35,7 @@ def entries(repository: Path) -> dict[str, Entry]:
     result = {}
     for recipe in sorted((repository / "deploy" / "images").glob("*/Containerfile")):
         name = recipe.parent.name
-        names = (name, *ALIASES.get(name, ()))
-        result[name] = Entry(name, tuple(f"{OWN}/{called}:dev" for called in names), recipe)
+        result[name] = Entry(name, (f"{OWN}/{name}:dev",), recipe)
     result["busybox"] = Entry("busybox", ("docker.io/library/busybox:latest",))
     disks = tuple(f"docker.io/{disk}:latest" for disk in GUEST_DISKS)
     result["guest"] = Entry("guest", (f"{OWN}/guest:dev", *disks))
