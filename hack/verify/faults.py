@@ -27,19 +27,18 @@ NAME = "faults"
 TEST = "the_whole_matrix_of_faults"
 TABLE = REPOSITORY / "tests" / "faults.md"
 
-HEAD = """# What became of guests when something failed while they moved
+HEAD = """# Guests after faults during their migration
 
-Written by `hack/test --all-faults`, which tries a fault of every kind on every part in every phase of a live
-migration, on two nodes with real guests. After each, once it is undone: the guest runs on exactly one node, no number
-of its count is missing or there twice, the objects say where it is, and it can be moved again. Where the fault hits the
-guest itself, its end is reported as such. `hack/test` tries the first
-nine of a part in which each pair of kind, part, side and phase comes at least once
-(`DRYDOCK_FAULTS_CASES=99`: all of that part).
+`hack/test --all-faults` writes this page. It tries each kind of fault on each part in each phase of a live migration, on
+two nodes with real guests. Once a fault is undone, it checks that the guest runs on exactly one node, that no number of
+its count is missing or appears twice, that the objects name its node, and that it can move again. If a fault hits the
+guest itself, it checks that the guest's end is reported as such. `hack/test` tries the first nine cases of a part that
+contains each pair of kind, part, side and phase at least once (`DRYDOCK_FAULTS_CASES=99`: the whole part).
 
-- *kill* is `kill -9`, *freeze* stops a process for longer than the deadlines (11 s and 8 s) and lets it go on, *cut*
+- *kill* is `kill -9`. *freeze* stops a process for longer than the deadlines (11 s and 8 s) and then continues it. *cut*
   drops all packets of a link for as long.
-- *source* and *target* are the node, or the pod, that the guest leaves and the one that it goes to.
-- *hand-over* is the moment at which the source's libvirt reports its guest as stopped because it moves.
+- *source* and *target* are the nodes, or the pods, that the guest leaves and goes to.
+- *hand-over* is the moment at which the source's libvirt reports that its guest has stopped because it moves.
 """
 
 

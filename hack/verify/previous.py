@@ -43,10 +43,10 @@ MOST_SECONDS = 3600
 # Unused builds of other releases are deleted after this number of days, since each takes gigabytes.
 UNUSED_DAYS = 7
 
-HEAD = """# Parts of two versions together
+HEAD = """# Components of two releases in one cluster
 
-Written by `hack/test --previous-release`, which moves guests on a cluster of which some parts are of the previous
-release: the agent of one node, then of both, and the controllers.
+`hack/test --previous-release` writes this page. It moves guests on a cluster in which some components are of the previous
+release: the agent of one node, then those of both nodes, and the controllers.
 
 """
 
