@@ -10,6 +10,17 @@ use crate::failing_write::FailingWrite;
 const PAUSED_MODE: &str = "mode Paused";
 const PROGRESS: &str = "progress";
 
+/// The reports of a source that follow the report of its migration.
+pub(super) const REPORTS: [&str; 7] = [
+    "Released",
+    "HandedOver",
+    "Stopped",
+    "Halted",
+    "Ended",
+    "Stayed",
+    POST_COPY_BROKEN,
+];
+
 /// Returns the name of a write: what it adds to the status of the source.
 fn name_of(written: &Value) -> String {
     let stays = written["state"] == "Migrating" && written["startTimestamp"].is_string();
@@ -161,16 +172,7 @@ async fn reported(report: &str, mut failing: FailingWrite) {
 
 #[tokio::test]
 async fn each_failed_report_of_a_source_is_repeated() {
-    let reports = [
-        "Released",
-        "HandedOver",
-        "Stopped",
-        "Halted",
-        "Ended",
-        "Stayed",
-        POST_COPY_BROKEN,
-    ];
-    let each = reports.iter().flat_map(|report| {
+    let each = REPORTS.iter().flat_map(|report| {
         FailingWrite::each(&[*report])
             .into_iter()
             .map(|failing| reported(report, failing).boxed_local())
