@@ -22,7 +22,7 @@ impl AgentCaches {
     pub(crate) fn start(client: &Client, watches: &WatchStarter, name: &str) -> Self {
         let changed = Trigger::new();
         let client = || client.clone();
-        // The agent reads only labels and annotations of the Node, so nothing else of it crosses the network.
+        // The agent reads only the labels and annotations of the Node, so the watch requests only its metadata.
         let nodes = Watch::<PartialObjectMeta<Node>>::one(client(), name, "node").wakes(&changed);
         let hypervisors = Watch::<Hypervisor>::one(client(), name, "hypervisor")
             .prune(without_drain)
@@ -49,7 +49,7 @@ impl AgentCaches {
         }
     }
 
-    /// Creates caches with these objects.
+    /// Creates caches that contain these objects.
     #[cfg(test)]
     pub(crate) fn filled(name: &str, node: Option<PartialObjectMeta<Node>>, hypervisor: Option<Hypervisor>) -> Self {
         Self {
@@ -72,7 +72,7 @@ impl AgentCaches {
         );
     }
 
-    /// Returns the trigger that wakes waiters in [`changed`](Self::changed).
+    /// Returns the trigger that wakes the waiters in [`changed`](Self::changed).
     pub(crate) fn signal(&self) -> &Trigger {
         &self.changed
     }
@@ -103,7 +103,7 @@ impl AgentCaches {
     }
 }
 
-/// Drops the part of the status that the controller writes, which the agent does not use.
+/// Drops the part of the status that the controller writes, because the agent does not use it.
 pub(crate) fn without_drain(hypervisor: &mut Hypervisor) {
     if let Some(status) = &mut hypervisor.status {
         status.drain = None;

@@ -1,7 +1,7 @@
-//! Queries to libvirt's CPU map, for the decisions of this agent.
+//! Queries of libvirt's CPU map for the decisions of this agent.
 //!
-//! The map is large and rarely needed: it is read for a query and dropped again. The result is kept until the query
-//! changes.
+//! The map is large and rarely needed. It is read for each query and dropped afterwards. The result is kept until the
+//! query changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use drydock_core::{mask::MaskedModels, minimum_cpu::DEFAULT_MODEL};
 use drydock_host::cpu_map::CpuMap;
 use tracing::warn;
 
-/// The result of one query.
+/// Result of a query.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QueryResult {
     /// Features of each queried model; `None` if the map does not contain the model.
@@ -24,7 +24,7 @@ pub(crate) struct QueryResult {
 }
 
 impl QueryResult {
-    /// Returns whether the map contains a model. The default minimum needs no map.
+    /// Returns whether the map contains a model. The default minimum model needs no map.
     pub(crate) fn knows(&self, model: &str) -> bool {
         model == DEFAULT_MODEL || self.features(model).is_some()
     }

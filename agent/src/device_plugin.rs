@@ -12,9 +12,9 @@
 //!                 it has removed all plugins' sockets)
 //! ```
 //!
-//! During a rollout two agents share a node, and only the acting one runs a plugin. When the stream of the old plugin
-//! ends, the kubelet drops the plugin registered under that name, which may already be the new one. That is why the
-//! new plugin registers again as soon as its stream ends.
+//! During a rollout, two agents share a node, and only the acting agent runs a plugin. When the stream of the old
+//! plugin ends, the kubelet drops the plugin that is registered under that name, which may already be the new plugin.
+//! Therefore the new plugin registers again as soon as its stream ends.
 
 mod calls;
 mod messages;
@@ -49,21 +49,21 @@ use messages::{DevicePluginOptions, Empty, KUBELET_SOCKET, RegisterRequest, VERS
 
 /// The kubelet's folder of plugins' sockets, relative to the kubelet's root.
 pub(crate) const FOLDER: &str = "device-plugins";
-/// Pause before registering again after the kubelet refused or did not respond: first and maximum. The first is short
-/// because the kubelet creates its socket a moment before it listens.
+/// Minimum and maximum pause before the plugin registers again. It pauses if the kubelet refused or did not respond.
+/// The minimum is short because the kubelet creates its socket a moment before it listens.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(30));
 /// Timeout of a registration. The kubelet connects back to the plugin before it responds.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An extended resource that the agent offers.
 pub(crate) struct ExtendedResource {
-    /// Its name.
+    /// Name of the resource.
     pub(crate) name: &'static str,
     /// Name of the plugin's socket.
     pub(crate) socket: &'static str,
     /// Prefix of the device IDs.
     pub(crate) prefix: &'static str,
-    /// Devices of the host that come with a share under an offer; `None` if there are no shares.
+    /// Devices of the host that each share includes under an offer; `None` if the offer has no shares.
     pub(crate) devices: fn(DeviceOffer) -> Option<&'static [&'static str]>,
 }
 
@@ -89,8 +89,9 @@ pub(crate) struct DevicePlugin {
 
 impl DevicePlugin {
     /// Registers with the kubelet whose folder is `kubelet`, and stays registered until [`close`](Self::close).
-    /// Offers `count` shares of each resource. `nodes` maps a device of the host to the device node that a pod's node
-    /// is created from. The host folder `capabilities` comes with each share if it exists.
+    ///
+    /// Offers `count` shares of each resource. `nodes` maps a device of the host to the device node from which the
+    /// device node in a pod is created. Each share includes the host folder `capabilities` if that folder exists.
     pub(crate) fn start(
         process: &Process,
         kubelet: &Path,
@@ -133,12 +134,12 @@ impl DevicePlugin {
         }
     }
 
-    /// Sets whether pods get the device for post-copy ([`USERFAULTFD`]) with their share from now on.
+    /// Sets whether pods that start from now on get the device for post-copy ([`USERFAULTFD`]) with their share.
     pub(crate) fn offer_post_copy(&self, post_copy: bool) {
         self.post_copy.send_replace(post_copy);
     }
 
-    /// Changes the offer; the kubelet is notified at once.
+    /// Changes the offer and notifies the kubelet at once.
     pub(crate) fn offer(&self, offer: DeviceOffer) {
         self.offers.send_if_modified(|before| {
             let differs = *before != offer;
@@ -147,7 +148,7 @@ impl DevicePlugin {
         });
     }
 
-    /// Disconnects from the kubelet and waits until the sockets are closed: another agent may then register.
+    /// Disconnects from the kubelet and waits until the sockets are closed. Another agent can then register.
     pub(crate) async fn close(self) {
         self.closing.cancel();
         self.tasks.wait().await;
@@ -188,11 +189,11 @@ impl PluginRegistration {
                 .await;
         }
         self.end_streams();
-        // It may have been removed already.
+        // The socket may have been removed already.
         let _ = fs::remove_file(self.own_socket());
     }
 
-    /// Serves and registers until an error that is unrelated to the kubelet.
+    /// Serves the plugin and keeps it registered until an error that is unrelated to the kubelet.
     async fn serve(&mut self) -> io::Result<Infallible> {
         let mut folder = FolderWatch::new(&self.folder, [KUBELET_SOCKET, self.plugin.resource.socket])?;
         let (mut listener, mut own) = self.listen()?;
@@ -221,8 +222,8 @@ impl PluginRegistration {
                     kubelet = kubelet_now;
                 }
                 () = plugin.stream_ended.notified() => {
-                    // The kubelet has dropped this plugin, or has ended. A pause keeps a kubelet that drops it
-                    // repeatedly from being called in a tight loop.
+                    // The kubelet has dropped this plugin or has ended. The pause prevents a tight loop with a kubelet
+                    // that drops the plugin repeatedly.
                     let lasted = registered_at.is_some_and(|at: Instant| at.elapsed() > RETRY.1);
                     let delay = if lasted { self.backoff.reset(); Duration::ZERO } else { self.backoff.delay() };
                     register_at = Some(Instant::now() + delay);
@@ -284,7 +285,7 @@ impl PluginRegistration {
             .spawn("device plugin connection", self.tasks.track_future(served));
     }
 
-    /// Ends the streams of earlier registrations, and suppresses the registration that their end would cause.
+    /// Ends the streams of earlier registrations, and suppresses the registration that their end would trigger.
     fn end_streams(&self) {
         self.plugin.registration.send_modify(|number| *number += 1);
         let _ = self.plugin.stream_ended.notified().now_or_never();
@@ -314,7 +315,7 @@ async fn register(process: Process, kubelet: PathBuf, resource: &'static Extende
         .map(|Empty {}| ())
 }
 
-/// Waits until an instant, or for ever if there is none.
+/// Waits until an instant, or forever if `instant` is `None`.
 async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant).await,
@@ -322,7 +323,7 @@ async fn at(instant: Option<Instant>) {
     }
 }
 
-/// Waits for the registration in progress to end, or for ever if there is none.
+/// Waits for the registration in progress to end, or forever if none is in progress.
 async fn finished(registering: &mut Option<Registering>) -> Result<(), Status> {
     match registering {
         Some(registering) => registering.await,

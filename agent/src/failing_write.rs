@@ -1,4 +1,4 @@
-//! Writes to the API server that fail, for the tests of the tasks that send them.
+//! Failing writes to the API server, for the tests of the tasks that send these writes.
 
 use std::{fmt, time::Duration};
 
@@ -8,7 +8,7 @@ use drydock_runtime::{
 };
 use serde_json::Value;
 
-/// A write of a task that fails once, in one way.
+/// A write of a task that fails once with a fault.
 pub(crate) struct FailingWrite {
     write: &'static str,
     fault: WriteFault,
@@ -24,7 +24,7 @@ impl fmt::Display for FailingWrite {
 }
 
 impl FailingWrite {
-    /// Returns each of these writes with each fault.
+    /// Returns every combination of these writes with a fault.
     pub(crate) fn each(writes: &[&'static str]) -> Vec<Self> {
         let faults = |write| WriteFault::ALL.map(|fault| Self::new(write, fault));
         writes.iter().copied().flat_map(faults).collect()
@@ -39,10 +39,11 @@ impl FailingWrite {
         }
     }
 
-    /// Responds to the write of this name: the first one of the name that fails does so, every other one is executed by
-    /// `execute`, which returns the object as it is then. Returns whether it succeeded.
+    /// Responds to a write request called `name`.
     ///
-    /// Panics if the write is repeated without a pause.
+    /// The first request for the failing write gets the fault. Every other request is executed by `execute`, which
+    /// returns the object after the write. Returns whether the request succeeded. Panics if the failed write is
+    /// repeated without a pause.
     pub(crate) fn respond(
         &mut self,
         request: ReceivedRequest,
@@ -66,12 +67,12 @@ impl FailingWrite {
         true
     }
 
-    /// Returns the same write, before it fails.
+    /// Returns a copy of the write that has not failed yet.
     pub(crate) fn renewed(&self) -> Self {
         Self::new(self.write, self.fault)
     }
 
-    /// Returns whether the write has failed, and was sent again or executed nevertheless.
+    /// Returns whether the write has failed and was then sent again, or was executed despite the fault.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_repeated || self.has_failed() && self.fault.is_executed()
     }
@@ -81,7 +82,7 @@ impl FailingWrite {
         self.failed_at.is_some()
     }
 
-    /// Panics unless the write has failed, and was sent again or executed nevertheless.
+    /// Panics unless the write has failed and was then sent again, or was executed despite the fault.
     pub(crate) fn assert_settled(&self) {
         assert!(self.has_failed(), "{self}: the write was never sent");
         assert!(self.is_settled(), "{self}: not repeated");

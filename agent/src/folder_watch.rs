@@ -1,4 +1,4 @@
-//! Changes to the files of one folder, as something a task can await.
+//! Awaitable notifications of changes to the files of one folder.
 
 use std::{ffi::OsString, io, path::Path};
 
@@ -8,7 +8,7 @@ use inotify::{EventMask, EventStream, Inotify, WatchMask};
 /// Buffer for events, in bytes; one event takes at most 272.
 const BUFFER: usize = 1024;
 
-/// A watch of a folder. Nothing that happens after its creation is missed.
+/// A watch of a folder. It reports every event that happens after its creation.
 #[derive(Debug)]
 pub(crate) struct FolderWatch {
     events: EventStream<[u8; BUFFER]>,
@@ -21,7 +21,7 @@ pub(crate) struct FolderWatch {
 pub(crate) enum FolderEventKind {
     /// A watched file was created, removed, renamed or written.
     ToFile,
-    /// The folder was removed or moved: no further events come.
+    /// The folder was removed or moved. No further events follow.
     ToFolder,
 }
 
@@ -29,7 +29,7 @@ impl FolderWatch {
     /// Watches the files in `folder` that have one of these names.
     ///
     /// # Errors
-    /// If there is no such folder, or the kernel refuses the watch.
+    /// If the folder does not exist, or the kernel refuses the watch.
     pub(crate) fn new(folder: &Path, names: impl IntoIterator<Item = impl Into<OsString>>) -> io::Result<Self> {
         Self::open(folder, Some(names.into_iter().map(Into::into).collect()))
     }
@@ -88,7 +88,7 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         let mut watch = FolderWatch::new(&folder, ["mine"]).unwrap();
         fs::write(folder.join("other"), "x").unwrap();
-        // The other file is not reported: the next event is for a change after it.
+        // The watch does not report the other file: the next event is for a change after that file was written.
         fs::write(folder.join("mine"), "x").unwrap();
         assert_eq!(watch.next().await.unwrap(), FolderEventKind::ToFile);
         fs::remove_file(folder.join("other")).unwrap();
@@ -98,7 +98,7 @@ mod tests {
         while seen.last() != Some(&FolderEventKind::ToFolder) {
             seen.push(watch.next().await.unwrap());
         }
-        // Closed after the write, then moved away.
+        // The file was closed after the write, then moved away.
         assert_eq!(
             seen,
             [

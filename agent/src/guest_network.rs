@@ -1,8 +1,8 @@
-//! Keeps installed on the node what guests' networks need: the seccomp profile in the kubelet's folder and, where
-//! AppArmor is enabled, its profile in the kernel.
+//! Keeps the profiles that guests' networks need installed on the node.
 //!
-//! Only the acting agent does this: two agents of different versions would keep replacing each other's profile. If
-//! something else changes or removes the profile, the agent restores it at once.
+//! The profiles are the seccomp profile in the kubelet's folder and, where AppArmor is enabled, the AppArmor profile in
+//! the kernel. Only the acting agent installs them: two agents of different versions would keep replacing each other's
+//! seccomp profile. If another program changes or removes the seccomp profile, the agent restores it at once.
 
 use std::{
     fs::{self, OpenOptions},
@@ -24,10 +24,10 @@ use crate::folder_watch::FolderWatch;
 
 /// The kubelet's folder of seccomp profiles, relative to the kubelet's root.
 pub(crate) const FOLDER: &str = "seccomp";
-/// Pause before retrying to install a profile: first and maximum.
+/// Minimum and maximum pause before the installation of a profile is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 
-/// Returns what the kernel allows regarding user namespaces.
+/// Returns what the kernel allows for user namespaces.
 pub(crate) fn namespaces() -> UserNamespaces {
     let roots = Roots::default();
     UserNamespaces {
@@ -36,7 +36,7 @@ pub(crate) fn namespaces() -> UserNamespaces {
     }
 }
 
-/// Keeps the profiles installed until dropped.
+/// Keeps the profiles installed until the value is dropped.
 pub(crate) struct Profiles {
     seccomp: watch::Receiver<Profile>,
     app_armor: watch::Receiver<Profile>,
@@ -88,9 +88,9 @@ impl Profiles {
         }
     }
 
-    /// Waits until something differs from the last call of [`seen`](Self::seen).
+    /// Waits until the state differs from the result of the last [`seen`](Self::seen).
     pub(crate) async fn changed(&mut self) {
-        // The AppArmor profile is loaded only once, so its sender may be gone.
+        // The AppArmor profile is loaded only once, so its sender may have been dropped.
         let (seccomp, app_armor) = (&mut self.seccomp, &mut self.app_armor);
         tokio::select! {
             Ok(()) = seccomp.changed() => {}
@@ -99,7 +99,7 @@ impl Profiles {
         }
     }
 
-    /// Returns the current state.
+    /// Returns the current state of the profiles and of the kernel's user namespaces.
     pub(crate) fn seen(&mut self) -> ObservedNetwork {
         ObservedNetwork {
             seccomp: self.seccomp.borrow_and_update().clone(),
@@ -150,7 +150,8 @@ impl SeccompKeeper {
         }
     }
 
-    /// Installs the profile unless it is there. Starts the watch before the check, so that no change is missed.
+    /// Installs the profile unless the file already has it. The watch starts before the check, so that no change is
+    /// missed.
     fn install_and_watch(&self) -> io::Result<FolderWatch> {
         let (Some(folder), Some(name)) = (self.file.parent(), self.file.file_name()) else {
             return Err(io::Error::other("not a file in a folder"));
@@ -186,7 +187,7 @@ fn holds(file: &Path, content: &str) -> bool {
     read.is_ok() && found == content.as_bytes()
 }
 
-/// Atomically replaces `file`, whatever it is, with a file that contains `content`.
+/// Atomically replaces `file`, whatever its type, with a file that contains `content`.
 fn replace(file: &Path, content: &str) -> io::Result<()> {
     let fresh = file.with_extension("json.new");
     match fs::remove_file(&fresh) {
@@ -214,14 +215,14 @@ mod tests {
         folder
     }
 
-    /// Waits for the reported state instead of a fixed time.
+    /// Waits until the reported seccomp profile is as wanted.
     async fn until(profiles: &mut Profiles, wanted: impl Fn(&Profile) -> bool) {
         while !wanted(&profiles.seen().seccomp) {
             profiles.changed().await;
         }
     }
 
-    /// Waits until the file has the profile again.
+    /// Waits until the file contains the profile again.
     async fn until_right(folder: &Path, file: &Path) {
         let mut watch = FolderWatch::new(folder, [file.file_name().unwrap()]).unwrap();
         while !holds(file, &seccomp::profile()) {
@@ -246,11 +247,11 @@ mod tests {
         fs::rename(&file, within.join("away.json")).unwrap();
         until_right(&within, &file).await;
         fs::remove_file(&file).unwrap();
-        // A symbolic link is not followed, and its destination is left alone.
+        // The agent does not follow a symbolic link, and leaves its destination unchanged.
         std::os::unix::fs::symlink(within.join("away.json"), &file).unwrap();
         until_right(&within, &file).await;
 
-        // A file is in the place of the folder: the error is reported, and the installation is retried.
+        // A file has the path of the folder: the error is reported, and the installation is retried.
         fs::remove_dir_all(kubelet.join("seccomp")).unwrap();
         fs::write(kubelet.join("seccomp"), "").unwrap();
         until(&mut profiles, |profile| matches!(profile, Profile::Missing(_))).await;

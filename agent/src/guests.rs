@@ -6,9 +6,9 @@
 //!  the host (NodeTask) ────┘                   (a libvirt that hangs or lies affects only its own task)
 //! ```
 //!
-//! Does nothing before this agent acts for the node. Guests are not affected when the agent ends: their state is
-//! recovered from libvirt and from the objects. Guests are ended only when the Node object is deleted, so that they
-//! can start elsewhere.
+//! The module does nothing before this agent acts for the node. Guests are not affected when the agent ends: the next
+//! agent recovers their state from libvirt and from the objects. The agent ends guests only when the Node object is
+//! deleted, so that they can start on another node.
 
 mod commands;
 mod directory;
@@ -47,30 +47,32 @@ pub(crate) use gates::Gates;
 use guest_task::GuestTask;
 pub(crate) use launcher_watches::{GuestWatches, LauncherPods};
 
-/// The properties of the host that guests' tasks need. They come from the node's task, once this agent acts and the
-/// host is known.
+/// Properties of the host that the guests' tasks need.
+///
+/// The node's task provides them once this agent acts and the host has been inspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// The virtualization type of guests here.
+    /// Virtualization type of guests on this host.
     pub(crate) virt_type: VirtType,
-    /// The architecture, by libvirt's name.
+    /// Architecture of the host, by libvirt's name.
     pub(crate) architecture: String,
-    /// Features that guests starting here must not have, and what that means for guests that arrive.
+    /// Features that guests must not have when they start on this host, and the effect on guests that arrive by
+    /// migration.
     pub(crate) mask: MaskHere,
-    /// Features that guests here can have, including the masked ones.
+    /// Features that guests can have on this host, including the masked features.
     pub(crate) features: BTreeSet<String>,
-    /// Whether libvirt knows a host model here.
+    /// Whether libvirt knows a host model on this host.
     pub(crate) host_model_known: bool,
-    /// Whether libvirt can exclude features that cannot be migrated from the host's own CPU; `None` if unknown.
+    /// Whether libvirt can exclude features that cannot be migrated from the CPU of the host; `None` if unknown.
     pub(crate) host_passthrough_migratable: Option<bool>,
-    /// Physical address bits of guests that take the number from the host.
+    /// Number of physical address bits for guests that take the number from the host.
     pub(crate) address_bits: Option<u32>,
-    /// Identity of the processor that guests with the host's own CPU get.
+    /// Identity of the processor that guests with the host's own CPU see.
     pub(crate) processor: Option<String>,
 }
 
 impl Host {
-    /// Creates the description from the facts of an inspection; `None` if they do not include how guests run.
+    /// Creates the description from the facts of an inspection; `None` if the facts do not describe virtualization.
     pub(crate) fn of(facts: &NodeFacts, masked: &BTreeSet<String>, models: &MaskedModels) -> Option<Self> {
         let virtualization = facts.virtualization.as_ref()?;
         let offered = mask::apply(facts, masked, models).virtualization.unwrap_or_default();
@@ -101,19 +103,19 @@ fn libvirt_name(architecture: &str) -> &str {
 pub(crate) struct VmiState {
     /// The VMI.
     pub(crate) instance: Arc<VirtualMachineInstance>,
-    /// UID of its pod on this node, if the controller has named one.
+    /// UID of the VMI's pod on this node, if the controller has named a pod on this node.
     pub(crate) pod_uid: Option<String>,
-    /// That pod; `None` if it does not exist (any more).
+    /// Pod with the UID `pod_uid`; `None` if the pod does not exist or no longer exists.
     pub(crate) pod: Option<Arc<Pod>>,
-    /// The end of the guest in that pod, if the pod no longer exists and the watch showed its end.
+    /// End of the guest in that pod, if the pod no longer exists and the watch showed its end.
     pub(crate) ending: Option<EndedGuest>,
-    /// The host.
+    /// Host that the agent runs on.
     pub(crate) host: Arc<Host>,
-    /// When the deletion of the Node object was confirmed, if it was deleted.
+    /// Time when the deletion of the Node object was confirmed; `None` if the Node was not deleted.
     pub(crate) node_deleted: Option<Instant>,
 }
 
-/// The resources that the tasks of guests and migrations share.
+/// Resources that the tasks of guests and migrations share.
 #[derive(Clone)]
 pub(crate) struct TaskContext {
     pub(crate) client: Client,
@@ -126,7 +128,7 @@ pub(crate) struct TaskContext {
 
 #[cfg(test)]
 impl TaskContext {
-    /// Creates what the tasks of node `a` share, whose only launcher pod is `pod`. `for_events` sends their events.
+    /// Creates the shared resources of node `a`, whose only launcher pod is `pod`. Events are sent with `for_events`.
     pub(crate) fn fake(client: Client, for_events: Client, pod: Pod, kubelet: PathBuf, process: &Process) -> Self {
         let reporter = drydock_runtime::Reporter {
             component: "test",
@@ -156,7 +158,7 @@ pub(crate) struct LocalGuests {
 }
 
 impl LocalGuests {
-    /// Prepares to serve the guests of the node that `shared` names. `directory` lists them.
+    /// Prepares to serve the guests of the node that `shared` names. `directory` receives the guests' entries.
     pub(crate) fn new(
         shared: TaskContext,
         watches: GuestWatches,
@@ -200,7 +202,7 @@ impl LocalGuests {
         }
     }
 
-    /// Starts and stops tasks, and passes changes on to those that continue.
+    /// Starts and stops tasks, and passes changes to tasks that continue.
     fn reconcile(&mut self, host: &Arc<Host>) {
         let mut present = BTreeSet::new();
         for instance in self.watches.instances() {
@@ -222,7 +224,7 @@ impl LocalGuests {
             let status = instance.status.as_ref();
             status.is_some_and(|status| status.active_pods.contains_key(pod_uid))
         };
-        // Endings are rare, so the instances are searched per ending instead of listing their pods at each change.
+        // Endings are rare. Searching the instances for each ending is cheaper than listing all pods at each change.
         self.watches
             .keep_endings(|uid| self.watches.instances().iter().any(|instance| names(instance, uid)));
         let guests = i64::try_from(self.tasks.len()).unwrap_or(i64::MAX);
@@ -233,7 +235,7 @@ impl LocalGuests {
         let status = instance.status.as_ref();
         let pod_uid = status.and_then(|status| {
             let here = || status.active_pods.iter().filter(|(_, node)| **node == self.shared.node);
-            // A pod that the guest left by a migration may still exist when the guest comes back.
+            // A pod that the guest left by a migration may still exist when the guest returns to this node.
             let lives = |uid: &String| self.watches.pod(uid).is_some_and(|pod| ended(&pod).is_none());
             let chosen = here().find(|(uid, _)| lives(uid)).or_else(|| here().next());
             chosen.map(|(uid, _)| uid.clone())

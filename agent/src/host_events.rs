@@ -1,4 +1,4 @@
-//! The kernel's notifications of changes on the host, as something a task can await.
+//! Awaitable notifications of the kernel about changes on the host.
 
 use std::{io, os::fd::AsFd, thread};
 
@@ -21,7 +21,7 @@ impl HostEvents {
             loop {
                 match wait(&mut watch) {
                     Ok(false) => {}
-                    // Full: an earlier notification is still pending, which covers this change too.
+                    // The channel is full: the notification that is still pending covers this change too.
                     Ok(true) => match sender.try_send(()) {
                         Ok(()) | Err(mpsc::error::TrySendError::Full(())) => {}
                         Err(mpsc::error::TrySendError::Closed(())) => return,
@@ -36,7 +36,7 @@ impl HostEvents {
         Self(receiver)
     }
 
-    /// Waits for the next notification, or for ever if there can be no more.
+    /// Waits for the next notification, or forever if the sender has ended.
     pub(crate) async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             std::future::pending::<()>().await;

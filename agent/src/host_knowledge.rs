@@ -1,5 +1,6 @@
-//! This agent's knowledge about its host, either from its own inspection or recovered from an earlier agent's report,
-//! and the time of the next inspection.
+//! Knowledge of this agent about its host, and the time of the next inspection.
+//!
+//! The facts come from the agent's own inspection or are recovered from the report of an earlier agent.
 
 use std::sync::Arc;
 
@@ -32,12 +33,12 @@ pub(crate) struct HostKnowledge {
     metrics: AgentMetrics,
     known: KnownFacts,
     running: Option<oneshot::Receiver<Result<InspectionReport, InspectorError>>>,
-    /// When to check again, independent of how the wall clock is set.
+    /// Time of the next check, independent of changes to the wall clock.
     next_check: Option<clock::Instant>,
 }
 
 impl HostKnowledge {
-    /// Creates the state without any knowledge.
+    /// Creates the state without any facts.
     pub(crate) fn new(args: Arc<AgentRunArgs>, process: Process, metrics: AgentMetrics) -> Self {
         Self {
             args,
@@ -54,17 +55,17 @@ impl HostKnowledge {
         self.known.recover(found);
     }
 
-    /// Returns the facts to use.
+    /// Returns the facts that are currently in use.
     pub(crate) fn facts(&self) -> Option<(&NodeFacts, &InspectionRecord)> {
         self.known.facts()
     }
 
-    /// Returns why the last inspection failed, if it did.
+    /// Returns the failure of the last inspection; `None` if it did not fail.
     pub(crate) fn failure(&self) -> Option<&InspectionFailure> {
         self.known.failure()
     }
 
-    /// Returns when to check the host again.
+    /// Returns the time of the next check of the host.
     pub(crate) fn next_check(&self) -> Option<clock::Instant> {
         self.next_check
     }
@@ -74,12 +75,12 @@ impl HostKnowledge {
         self.known.has_ended()
     }
 
-    /// Checks whether the host has changed, and starts an inspection if so. Returns whether it started one.
+    /// Checks whether the host has changed and, if so, starts an inspection. Returns whether an inspection was started.
     pub(crate) fn check(&mut self, now: Timestamp) -> bool {
         let interval = self.args.fingerprint_interval;
         self.next_check = Some(clock::Instant::now() + interval);
         if self.running.is_some() {
-            // Changes in the meantime are detected once it has ended.
+            // Changes during the inspection are detected by the check after its end.
             return false;
         }
         let present = fingerprint::fingerprint(&Roots::default(), &inspector::programs(&self.args.host));
@@ -112,7 +113,7 @@ impl HostKnowledge {
         receiver
     }
 
-    /// Waits for the running inspection to end, or for ever if none runs.
+    /// Waits for the running inspection to end, or forever if none is running.
     pub(crate) async fn ended(&mut self) -> InspectionResult {
         match &mut self.running {
             Some(running) => running.await.ok(),
@@ -124,7 +125,7 @@ impl HostKnowledge {
     pub(crate) fn conclude(&mut self, ended: InspectionResult, now: Timestamp) {
         self.running = None;
         let Some(ended) = ended else { return };
-        // Check again at once: the host may have changed during the inspection, and after a failure the check
+        // The host is checked again at once: it may have changed during the inspection, and after a failure the check
         // schedules the retry.
         self.next_check = Some(clock::Instant::now());
         let (failure, incomplete) = match ended {
@@ -157,7 +158,7 @@ impl HostKnowledge {
                     reason: problem.reason().into(),
                     message: problem.to_string(),
                 };
-                // The facts from the processor and the kernel are valid even so.
+                // The facts from the processor and the kernel are valid despite the problem.
                 (failure, Some((facts, record)))
             }
         };

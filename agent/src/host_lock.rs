@@ -1,8 +1,9 @@
 //! Ensures that only one agent acts on a node.
 //!
-//! During a rollout two agent pods share a node for a while. The agent that holds the *acting* lock acts; the next
-//! one holds the *next* lock and waits for the first. Both locks are files in a folder of the host. So an agent that
-//! stops can see whether another one waits to take over, without a request to the API server and without a race:
+//! During a rollout, two agent pods share a node for a while. The agent that holds the *acting* lock acts. The next
+//! agent holds the *next* lock and waits for the first. Both locks are files in a folder of the host. An agent that
+//! stops can therefore see whether another agent waits to take over, without a request to the API server and without a
+//! race:
 //!
 //! ```text
 //!   new agent:  lock next ── ready ── lock acting (waits) ── unlock next ── act
@@ -32,15 +33,15 @@ pub(crate) struct HostLock {
 
 /// The stages of waiting for the lock.
 pub(crate) struct LockWait {
-    /// Resolves once this agent is next in line; from then on it may report itself ready.
+    /// Resolves once this agent is next in line. The agent may report itself ready from then on.
     pub(crate) is_next: oneshot::Receiver<io::Result<()>>,
-    /// Resolves once this agent acts.
+    /// Resolves once this agent holds the acting lock.
     pub(crate) acts: oneshot::Receiver<io::Result<HostLock>>,
 }
 
 /// Starts waiting for the lock in `folder`, which is created if it does not exist.
 ///
-/// A thread waits, blocked in the kernel, and wakes the moment the lock is free. It ends with the process.
+/// A thread blocks in the kernel until the lock is free. The thread ends with the process.
 pub(crate) fn wait(folder: &Path) -> LockWait {
     let (next_sender, is_next) = oneshot::channel();
     let (acting_sender, acts) = oneshot::channel();
@@ -53,7 +54,7 @@ pub(crate) fn wait(folder: &Path) -> LockWait {
         let next = match next {
             Ok(next) => next,
             Err(error) => {
-                // A failed send means that the receiver is gone and the lock no longer needed.
+                // The send fails only if the receiver was dropped and the lock is no longer needed.
                 let _ = next_sender.send(Err(error));
                 return;
             }
@@ -69,15 +70,15 @@ pub(crate) fn wait(folder: &Path) -> LockWait {
     LockWait { is_next, acts }
 }
 
-/// Held while an agent shuts down, so that no other agent can start waiting unnoticed.
+/// Guard that an agent holds while it shuts down, so that no other agent can start waiting unnoticed.
 #[derive(Debug)]
 pub(crate) struct ShutdownGuard {
     _next: Flock<File>,
 }
 
 impl HostLock {
-    /// Returns `None` if another agent waits to act here. Otherwise no agent can start to wait until the returned
-    /// value is dropped.
+    /// Returns a guard if no other agent waits to act on this node, else `None`. No agent can start to wait until the
+    /// guard is dropped.
     pub(crate) fn nobody_waits(&self) -> io::Result<Option<ShutdownGuard>> {
         match lock(open(&self.next)?, FlockArg::LockExclusiveNonblock) {
             Ok(next) => Ok(Some(ShutdownGuard { _next: next })),

@@ -16,8 +16,9 @@ use crate::{
     table,
 };
 
-/// Inspects and prints. Fails if the command line is invalid for this machine, or if libvirt does not know the model
-/// that `--explain` names.
+/// Inspects this machine and prints the result.
+///
+/// Fails if the command line is invalid for this machine, or if libvirt does not know the model that `--explain` names.
 pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
     let report = inspection::inspect(&InspectionOptions {
         capabilities: args.capabilities_dir.clone(),
@@ -101,7 +102,7 @@ fn json(value: &impl Serialize) -> Result<String, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Writes to standard output. A reader that closes it early (`| head`) is no error.
+/// Writes to standard output. It is no error if the reader closes the output early (`| head`).
 fn show(text: &str) -> Result<ExitCode, String> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.to_string()),

@@ -25,13 +25,13 @@ use tokio::{io::AsyncReadExt, process::Command, time::timeout};
 
 use crate::args::HostArgs;
 
-/// Time that the child may run beyond its own deadline: it needs a moment to end libvirtd.
+/// Time that the child may run beyond its own deadline, because it needs a moment to end libvirtd.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Maximum size of a report in bytes. A node with every CPU model and machine type has about 60 KiB.
 const LIMIT: u64 = 8 * 1024 * 1024;
 
-/// Why there is no report at all.
+/// Reason why the inspection produced no report.
 #[derive(Debug, Error)]
 pub(crate) enum InspectorError {
     /// The inspection process could not be started.
@@ -66,7 +66,7 @@ impl InspectorError {
 /// Inspects this machine, and keeps libvirt's cache of QEMU capabilities in the folder `capabilities`.
 ///
 /// # Errors
-/// If the child does not report. A libvirt that does not respond is no error but part of the report.
+/// If the child does not report. A libvirt that does not respond is not an error: the report contains it.
 pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<InspectionReport, InspectorError> {
     let mut command = Command::new("/proc/self/exe");
     command
@@ -101,7 +101,7 @@ async fn report_of(mut command: Command, deadline: Duration) -> Result<Inspectio
         Ok(status) => status?,
         Err(_) => {
             if let Some(group) = group {
-                // The process group may have ended just now, which is fine.
+                // It is no error if the process group has just ended.
                 let _ = killpg(group, Signal::SIGKILL);
                 let _ = child.wait().await;
             }
@@ -132,8 +132,10 @@ fn arguments(args: &HostArgs) -> Vec<std::ffi::OsString> {
     line
 }
 
-/// Returns the path of a program: as given if it has a folder, else the first match in the folders that an inspection
-/// searches. That way the fingerprint is of the libvirtd that the inspection uses.
+/// Returns the path of a program.
+///
+/// A path with a folder is returned unchanged. Otherwise, the result is the first match in the folders that an
+/// inspection searches, so that the fingerprint covers the same libvirtd that the inspection uses.
 fn find_program(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.exists().then(|| program.to_owned());
@@ -143,7 +145,7 @@ fn find_program(program: &Path) -> Option<PathBuf> {
         .find(|candidate| candidate.exists())
 }
 
-/// Returns the options with which this process itself inspects the machine.
+/// Returns the options for an inspection by this process.
 pub(crate) fn options(args: &HostArgs) -> InspectionOptions {
     let libvirt = match &args.libvirt_uri {
         Some(uri) => LibvirtSource::Uri(uri.clone()),
@@ -158,7 +160,7 @@ pub(crate) fn options(args: &HostArgs) -> InspectionOptions {
     }
 }
 
-/// Returns the programs whose builds decide what guests get.
+/// Returns the programs whose builds determine the capabilities of guests.
 pub(crate) fn programs(args: &HostArgs) -> Programs {
     let emulator = PathBuf::from(format!("qemu-system-{}", std::env::consts::ARCH));
     Programs {
@@ -213,7 +215,7 @@ mod tests {
         assert_eq!(error.reason(), "InspectionTimedOut");
         let child: i32 = fs::read_to_string(file).unwrap().trim().parse().unwrap();
         let start = Instant::now();
-        // A killed child may be a zombie until its new parent reads its end.
+        // A killed child may be a zombie until its new parent reaps it.
         let lives = || fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
         while lives() {
             assert!(start.elapsed() < Duration::from_secs(60), "the child lives on");

@@ -1,7 +1,7 @@
-//! The Lease that shows that this agent is alive, `drydock-nodes/<node>`.
+//! The Lease `drydock-nodes/<node>`, which shows that this agent is alive.
 //!
-//! Its holder is the UID of the agent's pod. Only the agent that holds the host's lock takes the Lease, so it takes
-//! it from any previous holder.
+//! The holder of the Lease is the UID of the agent's pod. Only the agent that holds the host's lock takes the Lease. It
+//! therefore takes the Lease from any previous holder.
 
 use std::collections::BTreeMap;
 
@@ -30,8 +30,8 @@ impl NodeLease {
             renew_every: RENEW_EVERY,
             duration: STALE_AFTER,
             labels: BTreeMap::new(),
-            // The Node is not an owner: the Lease must outlive the Node, as it shows whether guests may still run
-            // there.
+            // The Node is not an owner: the Lease must outlive the Node, because it shows whether guests may still run
+            // on the node.
             owners: Vec::new(),
             field_manager: AGENT_FIELD_MANAGER,
         };
@@ -40,8 +40,9 @@ impl NodeLease {
         process.spawn("lease taken back", async move {
             while stopping.run_until_cancelled(changed.notified()).await.is_some() {
                 let HolderState::By(other) = kept.held() else { continue };
-                // The lock on the host decides which agent acts for a node. Another holder that claims this node from
-                // elsewhere is a misconfiguration: it is logged, and the Lease is taken back without haste.
+                // The lock on the host decides which agent acts for a node. A different holder that claims this node
+                // from another machine is a misconfiguration. The agent logs it, and takes the Lease back after one
+                // renewal interval.
                 warn!(
                     holder = other,
                     "another process holds this node's Lease; it will be taken back"
@@ -118,7 +119,7 @@ mod tests {
             })
         }
 
-        /// Responds to a request, which may be the write that fails. Returns the name of a write that has succeeded.
+        /// Responds to a request, which may be the failing write. Returns the name of the write if it succeeded.
         fn respond(&mut self, request: ReceivedRequest, failing: &mut FailingWrite) -> Option<&'static str> {
             let is_apply = request.content_type.starts_with("application/apply-patch");
             let write = match (request.method.as_str(), is_apply) {
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Serves until the Lease has been renewed this number of times in a row.
+    /// Serves requests until the Lease has been renewed this number of times in a row.
     async fn renewed(server: &mut ApiServer, stored: &mut Stored, failing: &mut FailingWrite, times: usize) {
         let mut renewals = 0;
         while renewals < times {

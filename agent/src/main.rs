@@ -1,4 +1,4 @@
-//! Drydock's node agent. See [`args`] for its command line and [`run`] for what it does.
+//! Node agent of Drydock. See [`args`] for the command line and [`run`] for the wiring of the process.
 
 mod args;
 mod caches;

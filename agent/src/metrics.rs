@@ -41,7 +41,7 @@ struct MovingGuest {
 
 type OfGuests = Family<MovingGuest, Gauge<i64, AtomicI64>>;
 
-/// Metrics of guests that leave, with KubeVirt's names.
+/// Metrics of guests that migrate away from this node, with KubeVirt's names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeavingMetrics {
     processed: OfGuests,
@@ -52,24 +52,24 @@ pub(crate) struct LeavingMetrics {
     disk_rate: OfGuests,
 }
 
-/// One measurement, in bytes and bytes per second. Values that libvirt does not report are not exported.
+/// One measurement of a migration. Values that libvirt does not report are not exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TransferProgress {
-    /// Bytes sent, some of them more than once.
+    /// Number of bytes sent. Bytes that were sent more than once are counted each time.
     pub(crate) processed: u64,
-    /// Bytes still to be sent.
+    /// Number of bytes still to be sent.
     pub(crate) remaining: u64,
-    /// Bytes of memory and copied disks.
+    /// Number of bytes of memory and copied disks.
     pub(crate) total: u64,
-    /// Bytes of memory that the guest changes per second.
+    /// Number of bytes of memory that the guest changes per second.
     pub(crate) dirtied: Option<u64>,
-    /// Bytes of memory sent per second.
+    /// Number of bytes of memory sent per second.
     pub(crate) memory_rate: Option<u64>,
-    /// Bytes of disks sent per second.
+    /// Number of bytes of disks sent per second.
     pub(crate) disk_rate: Option<u64>,
 }
 
-/// Exports the metrics of a guest that leaves, until dropped.
+/// Exports the metrics of a guest that migrates away, until dropped.
 #[derive(Debug)]
 pub(crate) struct LeavingGuest {
     metrics: LeavingMetrics,
@@ -118,7 +118,7 @@ impl LeavingMetrics {
         ]
     }
 
-    /// Starts exporting metrics of the guest `namespace`/`name` that leaves `node`.
+    /// Starts exporting the metrics of the guest `namespace`/`name` that migrates away from `node`.
     pub(crate) fn guest(&self, node: &str, namespace: &str, name: &str) -> LeavingGuest {
         LeavingGuest {
             metrics: self.clone(),
@@ -174,9 +174,9 @@ pub(crate) struct AgentMetrics {
     conditions: Family<ConditionLabel, Gauge>,
     reasons: Family<ConditionReason, Gauge>,
     writes: Family<KindLabel, Counter>,
-    /// Number of VMIs that this agent serves.
+    /// Number of VMIs that have a task in this agent.
     pub(crate) guests: Gauge<i64, AtomicI64>,
-    /// Metrics of guests that leave this node.
+    /// Metrics of guests that migrate away from this node.
     pub(crate) leaving: LeavingMetrics,
 }
 
@@ -228,7 +228,7 @@ impl AgentMetrics {
         metrics
     }
 
-    /// Counts an inspection that ended: `Ok`, or the reason of its failure.
+    /// Counts an inspection that has ended. `result` is `Ok`, or the reason of the failure.
     pub(crate) fn inspected(&self, result: Result<(), &str>, milliseconds: u64) {
         let result = result.err().unwrap_or("ok").to_owned();
         self.inspections.get_or_create(&OutcomeLabel { result }).inc();
@@ -236,7 +236,7 @@ impl AgentMetrics {
         self.inspection_seconds.set(milliseconds as f64 / 1000.0);
     }
 
-    /// Exports a planned status.
+    /// Exports the values of a planned status.
     pub(crate) fn planned(&self, status: &HypervisorStatus) {
         self.cpu_labels.set(status.labels.unwrap_or(0).into());
         self.usable_models.set(status.usable_models.unwrap_or(0).into());
@@ -263,7 +263,7 @@ impl AgentMetrics {
         }
     }
 
-    /// Counts a write.
+    /// Counts a write of this kind.
     pub(crate) fn wrote(&self, kind: &'static str) {
         self.writes.get_or_create(&KindLabel { kind }).inc();
     }

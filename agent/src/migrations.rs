@@ -1,4 +1,4 @@
-//! The migrations from and to this node, with one task for each side that this node is.
+//! The migrations from and to this node, with one task for each side that this node has.
 //!
 //! ```text
 //!  migrations from here ─┐                       ┌─▶ SourceTask ─▶ libvirt in the pod that the guest leaves
@@ -44,11 +44,11 @@ use unneeded_sessions::UnneededSessions;
 /// The observed state of one side of a migration.
 #[derive(Clone, Debug)]
 pub(crate) struct SideState {
-    /// The migration.
+    /// Object of the migration.
     pub(crate) migration: Arc<VirtualMachineInstanceMigration>,
     /// The pod of this side, if it exists.
     pub(crate) pod: Option<Arc<Pod>>,
-    /// The host.
+    /// Host that the agent runs on.
     pub(crate) host: Arc<Host>,
 }
 
@@ -60,7 +60,8 @@ pub(crate) struct LocalMigrations {
     host: watch::Receiver<Option<Arc<Host>>>,
     process: Process,
     tasks: ObjectTasks<(String, bool), SideState>,
-    /// Whether no reconcile has run yet: an earlier process may have started the migrations that the first one finds.
+    /// Whether no reconcile has run yet. An earlier process may have started the migrations that the first reconcile
+    /// finds.
     first: bool,
 }
 
@@ -84,7 +85,7 @@ impl LocalMigrations {
         }
     }
 
-    /// Serves the migrations until the process stops. Does nothing before this agent acts for the node.
+    /// Serves the migrations until the process stops. It does nothing before this agent acts for the node.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         if stopping
@@ -112,7 +113,7 @@ impl LocalMigrations {
         }
     }
 
-    /// Starts and stops tasks, and passes changes on to those that continue. Returns the sides that exist.
+    /// Starts and stops tasks, and passes changes to tasks that continue. Returns the keys of the sides that exist.
     fn reconcile(&mut self, host: &Arc<Host>) -> BTreeSet<(String, bool)> {
         let mut present = BTreeSet::new();
         for role in [Role::Source, Role::Target] {
@@ -141,8 +142,10 @@ impl LocalMigrations {
         present
     }
 
-    /// Returns whether an earlier process may have served a migration: the first reconcile finds it, or a tunnel has a
-    /// session of it, which a watch that began with an outdated list shows late.
+    /// Returns whether an earlier process may have served a migration.
+    ///
+    /// This is the case for a migration that the first reconcile finds, and for a migration of which a tunnel has a
+    /// session. A watch that started from an outdated list can show such a migration later than the first reconcile.
     fn may_have_begun(&self, uid: &str) -> bool {
         let sessions = self.tunnels.sessions();
         let known = sessions.borrow();
@@ -164,13 +167,13 @@ fn start(
     let task = match role {
         Role::Source => SourceTask::new(shared, tunnels, seen, read_status).run().boxed(),
         Role::Target => TargetTask::new(shared, tunnels, seen, read_status).run().boxed(),
-        // No migration has such a side.
+        // No migration has a side with this role.
         Role::Unknown => std::future::ready(()).boxed(),
     };
     (name, task.instrument(span).boxed())
 }
 
-/// Returns whether there is anything to do for this side, now or later.
+/// Returns whether this side of a migration has work to do, now or later.
 fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
     let record = MigrationRecord::of(migration);
     let settled = match role {

@@ -1,4 +1,4 @@
-//! The port on which controllers reach the guests of this node: commands of users, and the streams of consoles.
+//! Port through which controllers reach the guests of this node, for commands of users and console streams.
 //!
 //! ```text
 //!  controller ──TLS, by the bundle of the APIService──▶ NodeApi ──▶ requests ──▶ GuestDirectory ──▶ a GuestTask
@@ -50,7 +50,7 @@ use streams::Streams;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections, of which each carries a single command or stream.
 const CONNECTIONS: usize = 512;
-/// Pause after a connection could not be accepted, for example because no file descriptor is left.
+/// Pause after the port failed to accept a connection, for example because no file descriptor is left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
 /// Counters of the port.
@@ -63,7 +63,7 @@ pub(crate) struct NodeApiMetrics {
 }
 
 impl NodeApiMetrics {
-    /// Counts in `registry`.
+    /// Creates the counters and registers them in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(
@@ -80,39 +80,41 @@ impl NodeApiMetrics {
     }
 }
 
-/// The port cannot be opened.
+/// Reason why the port cannot be opened.
 #[derive(Debug, Error)]
 pub(crate) enum NodeApiError {
-    /// The address is in use, or may not be used.
+    /// The address is in use, or the process is not allowed to use it.
     #[error("could not open the port for controllers {address}")]
     Port {
-        /// The address.
+        /// Address of the port.
         address: SocketAddr,
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The process's certificate cannot be created.
+    /// The certificate of the process cannot be created.
     #[error(transparent)]
     Identity(#[from] OwnCertificateError),
 }
 
 /// The API of the agent for controllers, before its port is opened.
 pub(crate) struct NodeApi {
-    /// The client of the API server.
+    /// Client of the API server.
     pub(crate) client: Client,
-    /// The guests.
+    /// Directory of the guests.
     pub(crate) guests: GuestDirectory,
-    /// The kubelet's folder.
+    /// Folder of the kubelet.
     pub(crate) kubelet: PathBuf,
-    /// The agent's own node.
+    /// Name of the agent's own node.
     pub(crate) node: String,
-    /// Counters.
+    /// Counters of the port.
     pub(crate) metrics: NodeApiMetrics,
 }
 
 impl NodeApi {
-    /// Opens the port and serves it until the process stops. Controllers reach it at `address`; port 0 selects a free
-    /// port. Returns where controllers reach it, and how they recognize it.
+    /// Opens the port and serves it until the process stops.
+    ///
+    /// Controllers reach the port at `address`. Port 0 selects a free port. Returns the resulting address, and the
+    /// fingerprint by which controllers recognize the certificate.
     ///
     /// # Errors
     /// If the port cannot be opened.
@@ -185,7 +187,7 @@ impl Accepting {
         }
     }
 
-    /// Serves a connection until it is closed, or has become a stream.
+    /// Serves a connection until it is closed or has become a stream.
     fn serve(&self, connection: TcpStream, place: OwnedSemaphorePermit) -> impl Future<Output = ()> + Send + use<> {
         let config = self.trust.config();
         let (requests, refused) = (Arc::clone(&self.requests), self.refused.clone());
@@ -208,7 +210,7 @@ impl Accepting {
                 return;
             };
             let service = service_fn(move |request| {
-                // A stream keeps the place of its connection.
+                // A stream keeps the permit of its connection.
                 let (requests, place) = (Arc::clone(&requests), Arc::clone(&place));
                 async move { Ok::<_, std::convert::Infallible>(requests.serve(request, place).await) }
             });
@@ -225,14 +227,15 @@ impl Accepting {
     }
 }
 
-/// Configures a controller's connection, so that a stream does not keep its place for ever when the controller's node
-/// has died, whether the guest has output or not.
+/// Configures a controller's connection.
 ///
-/// The user timeout also ends a connection from which the controller takes nothing for that long. The controller gives
-/// up a client that takes nothing before (`controller/src/subresources/websocket.rs`).
+/// The keep-alive ensures that a stream does not keep its permit forever when the controller's node has died, whether
+/// the guest has output or not. The user timeout also ends a connection if the controller receives no data for that
+/// long. The controller closes the connection of a client that receives no data earlier
+/// (`controller/src/subresources/websocket.rs`).
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the kernel refuses an option.
 fn set_up(connection: &TcpStream) -> io::Result<()> {
     let keep_alive = KeepAlive::FOR_USERS;
     keep_alive.set_up(connection)?;

@@ -1,8 +1,8 @@
 //! The task that owns all state of this node and acts on it.
 //!
-//! It waits for a change, reads the whole state, calls [`drydock_core::node::plan`] for what to do, and does it. It
-//! is level-triggered: every round reads everything, whatever has changed, and a round that finds nothing to do
-//! writes nothing.
+//! The task waits for a change, reads the whole state, calls [`drydock_core::node::plan`] to decide the actions, and
+//! executes them. It is level-triggered: every round reads everything, regardless of the change that woke it. A round
+//! without planned actions writes nothing.
 //!
 //! ```text
 //!  watches ───────────┐                          ┌─▶ labels of the Node
@@ -58,10 +58,10 @@ use crate::{
     writes::Writes,
 };
 
-/// Pause before a refused or lost write is retried: first and maximum.
+/// Minimum and maximum pause before a refused or lost write is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
-/// The task and its state.
+/// State of the node's task.
 pub(crate) struct NodeTask {
     args: Arc<AgentRunArgs>,
     caches: AgentCaches,
@@ -72,29 +72,29 @@ pub(crate) struct NodeTask {
     process: Process,
     lease: NodeLease,
     ready: Option<ReadyHandle>,
-    /// This node's position in the spread of configuration changes, from 0 to 1.
+    /// Position of this node in the spread of configuration changes, from 0 to 1.
     place: f64,
     cpu_map_queries: CpuMapQueries,
     host: HostKnowledge,
     following: Option<Following>,
-    /// When to follow a changed configuration, independent of how the wall clock is set.
+    /// Time to follow a changed configuration, independent of changes to the wall clock.
     follow_at: Option<clock::Instant>,
     mask: BTreeSet<String>,
     masked_models: MaskedModels,
-    /// Labels of launcher pods whose changes wait for others.
+    /// Times since which changes of the Node labels of launcher pods have been pending.
     waiting: guest_labels::PendingLabels,
     hypervisors: u64,
-    /// Whether nodes may have come or gone since they were counted. They are counted after a change was followed, so
-    /// that the count does not delay the labels.
+    /// Whether the number of nodes may have changed since the last count. The nodes are counted after a configuration
+    /// change was followed, so that the count does not delay the labels.
     recount: bool,
-    /// Held only by the acting agent, like `plugin`.
+    /// Profiles for guests' networks. Only the acting agent has them, like `plugin`.
     profiles: Option<Profiles>,
     plugin: Option<DevicePlugin>,
-    /// The host, for guests' tasks, which start when it is first set.
+    /// Host for the guests' tasks, which start when it is first set.
     guest_host: watch::Sender<Option<Arc<Host>>>,
-    /// When the deletion of the Node object was confirmed, for guests' tasks.
+    /// Time when the deletion of the Node object was confirmed, for the guests' tasks.
     deleted_node: watch::Sender<Option<clock::Instant>>,
-    /// Where controllers reach this agent.
+    /// Address and certificate fingerprint with which controllers reach this agent.
     endpoint: Option<AgentEndpoint>,
     lock: Option<HostLock>,
     written_node: Option<PartialObjectMeta<Node>>,
@@ -242,7 +242,8 @@ impl NodeTask {
         self.args.folders.kubelet.kubelet_dir.join("cpu_manager_state")
     }
 
-    /// Reads everything, plans and acts. Returns when to run again, if at a known time, besides [`Self::follow_at`].
+    /// Reads everything, plans and acts. Returns the time of the next round if it is known. [`Self::follow_at`] is
+    /// separate.
     async fn round(&mut self, now: Timestamp) -> Option<Timestamp> {
         self.follow();
         // Only the acting agent writes.
@@ -267,7 +268,7 @@ impl NodeTask {
         }
     }
 
-    /// Follows the configuration in the caches, at this node's turn.
+    /// Follows the configuration in the caches when it is this node's turn.
     fn follow(&mut self) {
         let sources = sources(
             &self.caches.config_maps(),
@@ -302,7 +303,7 @@ impl NodeTask {
         });
     }
 
-    /// Returns the configuration previously in force, of this process or as recorded by an earlier one.
+    /// Returns the configuration that was last in force in this process, or that an earlier process recorded.
     fn last_good(&self) -> Option<Configuration> {
         match &self.following {
             Some(following) => Some(following.resolution.configuration.clone()),
@@ -317,7 +318,7 @@ impl NodeTask {
         }
     }
 
-    /// Writes what differs from the plan. Returns when to plan again, if at a known time.
+    /// Writes the differences from the plan. Returns the time of the next plan if it is known.
     async fn act(&mut self, now: Timestamp, stopping: bool) -> kube::Result<Option<Timestamp>> {
         let Some(node) = latest_state(self.caches.node(), self.written_node.clone()) else {
             if !stopping {
@@ -333,7 +334,8 @@ impl NodeTask {
             self.written_hypervisor.clone(),
         ) {
             Some(hypervisor) => hypervisor,
-            // While a deleted one is still in the way, the watch notifies when it is gone.
+            // While a deleted Hypervisor still exists, the create fails. The watch notifies when the Hypervisor is
+            // removed.
             None => match self.writes.create(&node).await? {
                 Some(made) => made,
                 None => return Ok(None),
@@ -398,10 +400,12 @@ impl NodeTask {
         Ok(plan.wake)
     }
 
-    /// Handles a Node that the watch does not show: confirms with the API server that it is deleted, and then has its
-    /// guests ended. Does nothing while the deletion is not confirmed: a guess must not end a guest.
+    /// Handles a Node that the watch does not show.
+    ///
+    /// Confirms with the API server that the Node is deleted, and then has the guests' tasks end their guests.
+    /// Does nothing while the deletion is not confirmed: a wrong assumption must not end a guest.
     async fn without_node(&mut self) -> kube::Result<()> {
-        // Guests' tasks need the host, which may have been inspected only now.
+        // The guests' tasks need the host, which may have been inspected only now.
         self.describe_host();
         if self.deleted_node.borrow().is_some() || self.writes.node_exists().await? {
             return Ok(());
@@ -425,7 +429,7 @@ impl NodeTask {
         });
     }
 
-    /// Offers shares to pods. The first call starts the plugin, once it is known what there is to offer.
+    /// Offers shares to pods. The first call starts the plugin unless the process is stopping.
     fn offer(&mut self, offer: DeviceOffer, stopping: bool) {
         match &self.plugin {
             Some(plugin) => plugin.offer(offer),
@@ -483,10 +487,11 @@ impl NodeTask {
         }
     }
 
-    /// Reports that the node no longer accepts virtual machines, unless another agent is about to take over.
+    /// Reports that the node no longer accepts virtual machines, unless another agent waits to take over.
     async fn shut_down(&mut self) {
-        // Before the lock is released: the next agent registers as soon as it has it. The plugin last, because the kubelet
-        // has no shares from then on.
+        // The profiles and the plugin are closed before the lock is released, because the next agent registers its
+        // plugin as soon as it holds the lock. The plugin is closed last, because the kubelet has no shares from then
+        // on.
         if let Some(profiles) = &self.profiles {
             profiles.close().await;
         }
@@ -512,7 +517,7 @@ impl NodeTask {
     }
 }
 
-/// Waits for a change of the profiles, or for ever if this agent does not maintain them.
+/// Waits for a change of the profiles, or forever if this agent does not maintain them.
 async fn changed(profiles: &mut Option<Profiles>) {
     match profiles {
         Some(profiles) => profiles.changed().await,
@@ -520,7 +525,7 @@ async fn changed(profiles: &mut Option<Profiles>) {
     }
 }
 
-/// Returns what guests' networks need while the profiles have not been checked.
+/// Returns the state of the guests' network while the profiles have not been checked.
 fn not_checked() -> ObservedNetwork {
     ObservedNetwork {
         seccomp: Profile::Unknown,
@@ -529,7 +534,7 @@ fn not_checked() -> ObservedNetwork {
     }
 }
 
-/// Returns the device node on the host that a pod's node is created from.
+/// Returns the path of the device node on the host from which the device node in a pod is created.
 fn node_for_guests(folder: &Path, device: &str) -> String {
     match guest_devices::open_to_all(folder, Path::new(device)) {
         Ok(node) => node.to_string_lossy().into_owned(),

@@ -82,7 +82,7 @@ fn kvm(page: &mut TextPage, kvm: &KvmFacts) {
         &kvm.message
     };
     page.row("KVM", state);
-    // The JSON has all parameters; these are the ones people usually need.
+    // The JSON has all parameters; this table has the parameters that are usually needed.
     let relevant = [
         "nested",
         "ept",

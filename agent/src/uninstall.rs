@@ -18,7 +18,7 @@ use crate::{args::AgentUninstallArgs, device_plugin, guest_network, host_lock};
 /// Prefix and suffix of the agent's sockets in the kubelet's folder.
 const SOCKET: (&str, &str) = ("drydock-", ".sock");
 
-/// Why something could not be removed.
+/// Reason why the files of the agent could not be removed.
 #[derive(Debug, Error)]
 enum RemovalError {
     #[error("could not wait for the agent of this node to end")]

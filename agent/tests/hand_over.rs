@@ -1,10 +1,10 @@
-//! Guests that are handed over from one libvirt to another by real tunnels, while something goes wrong: at
-//! any time the guest runs on one side at most, and in the end on one.
+//! Tests with guests that real tunnels hand over from one libvirt to another while faults occur.
 //!
-//! Faults that make two guests if libvirt decides when the guest goes on are tried in that mode as well.
+//! At any time, the guest runs on at most one side. At the end, it runs on exactly one. If a fault would result in two
+//! guests when libvirt decides when the guest continues, it is tested in that mode as well.
 //!
-//! Tests that need root, or programs that are not installed, print that and pass. `DRYDOCK_HAND_OVERS` is the number
-//! of runs of each (2), `DRYDOCK_REPLY_DELAY` the delay of a late reply in seconds (3).
+//! Tests that need root or programs that are not installed print a message and pass. `DRYDOCK_HAND_OVERS` is the number
+//! of runs of each fault (2), `DRYDOCK_REPLY_DELAY` the delay of a late reply in seconds (3).
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
 
@@ -37,8 +37,10 @@ use serde_json::{Value, json};
 use tunnel::Tunnel;
 use world::{HandOverWorld, number, pair, runs, skipped};
 
-/// Returns the time for which a late reply is held. Nothing is measured in it: that something goes on by itself would
-/// need a timeout of any component, or longer than a test may take.
+/// Returns the time for which a late reply is held.
+///
+/// The tests do not measure this time: a component would only act by itself after a timeout, which may be longer than a
+/// test may take.
 fn delay() -> Duration {
     Duration::from_secs(u64::try_from(number("DRYDOCK_REPLY_DELAY", 3)).unwrap())
 }
@@ -66,12 +68,12 @@ async fn a_guest_goes_on_once_and_misses_nothing() {
     }
 }
 
-/// The loss of a reply on its way to the source's libvirtd.
+/// Ways in which a reply to the source's libvirtd is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// The connection ends instead.
+    /// The connection ends instead of delivering the reply.
     AtOnce,
-    /// It ends after a while.
+    /// The connection ends after a delay.
     Late,
     /// The source's tunnel is killed.
     WithTunnel,
@@ -87,7 +89,7 @@ impl Loss {
         }
     }
 
-    /// Loses a reply that waits.
+    /// Loses the waiting reply.
     pub(crate) async fn happen(self, world: &mut HandOverWorld) {
         match self {
             Self::AtOnce => {}
@@ -110,7 +112,7 @@ async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
         let count = world.reply.count();
         let migrating = world.source.migrating_unpaused();
         world.reply.came_after(count).await;
-        // It goes on here, whether or not the source knows.
+        // The guest runs at the target, whether or not the source knows it.
         world.target.runs().await;
         loss.happen(&mut world).await;
         migrating.ended().await.unwrap_err();
@@ -233,14 +235,14 @@ async fn guest_runs_nowhere_while_the_reply_is_late() {
     }
 }
 
-/// When the source's libvirtd dies.
+/// Time at which the source's libvirtd is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Death {
-    /// While the reply is on its way.
+    /// The source's libvirtd is killed before it gets the reply.
     BeforeReply,
-    /// While the reply lies before it.
+    /// The source's libvirtd is killed before it reads the reply that was forwarded to it.
     WithReplyUnread,
-    /// As soon as it has read it.
+    /// The source's libvirtd is killed as soon as it has read the reply.
     AfterReply,
 }
 
@@ -270,7 +272,7 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
         let session = world.source.tunnel.until(&migration, so_far).await;
         assert_eq!(session["reply"], reply);
         kill(libvirtd, Signal::SIGKILL).unwrap();
-        // Whether it still responded is random.
+        // The killed libvirtd may or may not have responded.
         let ended = moving.ended().await;
         if death == Death::AfterReply {
             world.is_taken_over(&migration, "ReplyConsumed").await;
@@ -278,20 +280,20 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
         }
 
         world.source.connect_again().await;
-        // The query of QEMU waits until the new libvirtd manages it.
+        // The query of QEMU waits until the new libvirtd manages QEMU.
         let status = world.source.try_status_in_qemu().await;
         let state = world.source.state().await;
         println!("{death:?}: {}; {state}, {status:?}", ended.is_ok());
         match (death, state) {
             (_, DomainState::Paused(PausedReason::Migration)) => assert_eq!(status, Ok("postmigrate".to_owned())),
-            // It was killing its QEMU already.
+            // The killed libvirtd was already killing its QEMU.
             (Death::AfterReply, DomainState::ShutOff(_)) => {}
             (_, other) => panic!("{death:?}: {other}"),
         }
         if death != Death::AfterReply {
             assert_eq!(world.source.tunnel.now(&migration).await["reply"], reply);
             world.stands_still_at_target(&migration).await;
-            // The agent sees it, and will not let it go on either.
+            // The agent observes the state of the guest, and does not resume the guest either.
             let release = json!({"release": {"migration": migration, "proof": "SourceGone"}});
             world.source.tunnel.done(release).await;
             world.is_taken_over(&migration, "SourceGone").await;
@@ -321,7 +323,7 @@ async fn release_lost_with_the_source_tunnel_is_not_assumed() {
         world.target.tunnel.until(&migration, alone).await;
         world.stands_still_at_target(&migration).await;
 
-        // Reports of another process in its name are ignored.
+        // The target ignores messages of another process that uses the name of the source's tunnel.
         world.source.tunnel = Tunnel::start(&world.source.pod).await;
         let source = world.source.tunnel.prepare(&migration, "source").await;
         let refused = world.target.tunnel.call(pair(&migration, &source)).await;
@@ -350,7 +352,7 @@ async fn release_lost_with_the_target_tunnel_is_left_to_agents() {
         return;
     }
     for _ in 0..runs() {
-        // The new process listens elsewhere, so this is the last with these.
+        // The restarted tunnel listens on another address, so each run uses new nodes.
         let mut world = HandOverWorld::new().await;
         let migration = world.prepare().await;
         world.moves_without_release(&migration).await;
@@ -377,14 +379,14 @@ async fn release_lost_with_the_target_tunnel_is_left_to_agents() {
     }
 }
 
-/// When the control channel is cut.
+/// Time at which the control channel is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
-    /// Before the target receives the release.
+    /// The channel is cut before the target receives the release.
     BeforeRelease,
-    /// Before the source receives the acknowledgement that the guest was taken over.
+    /// The channel is cut before the source receives the acknowledgement that the guest was taken over.
     BeforeTakenOver,
-    /// Sometime when the reply arrives.
+    /// The channel is cut at a random time around the arrival of the reply.
     Sometime,
 }
 
@@ -447,7 +449,7 @@ async fn guest_paused_by_user_stays_paused_after_hand_over() {
             assert!(world.target.guest_output().is_nothing());
             world.target.guest.resume().await.unwrap();
         }
-        // Without that message it continues by itself.
+        // Without the `keepPaused` message, the guest continues by itself.
         world.target.runs().await;
         world.end_after_one_guest(&migration).await;
     }

@@ -1,10 +1,10 @@
-//! The DaemonSet has what its containers depend on.
+//! Tests the settings of the DaemonSet on which its containers depend.
 
 use std::{fs, path::Path};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 
-/// A pod that is stuck for longer keeps its node from having another agent.
+/// A grace period in seconds. A pod that is stuck for longer prevents another agent on its node.
 const SHORT: i64 = 60;
 
 #[test]

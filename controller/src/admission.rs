@@ -10,7 +10,7 @@
 //!  /validate/removal                        ─▶ [`removal`]
 //! ```
 //!
-//! Where defaults are set, an object that cannot be read is let through: validation reports the error.
+//! The defaulting webhooks admit an object that cannot be read, because validation reports the error.
 
 pub(crate) mod evictions;
 pub(crate) mod maintenance_reviews;
@@ -48,7 +48,7 @@ use crate::{
     },
 };
 
-/// Code and reason of refusals, as KubeVirt and Kubernetes give them.
+/// Status code and reason of refusals, as in KubeVirt and Kubernetes.
 const CODE: u16 = 422;
 const REASON: &str = "Invalid";
 
@@ -63,7 +63,7 @@ pub(crate) fn handlers(
         async move { fill_in(&request, &configuration) }
     });
     let migrations = Handler::from(|request: ReviewRequest| async move {
-        // A finalizer that was removed stays removed.
+        // The finalizer is added only to new migrations, so that a removed finalizer is not added again.
         let is_new = request.operation == Operation::Create;
         patched(&request, |raw| prepared(raw).filter(|_| is_new))
     });
@@ -94,7 +94,8 @@ fn validator(kind: AdmittedKind) -> Handler {
     Handler::from(move |request: ReviewRequest| async move { validate(&request, kind) })
 }
 
-/// Sets defaults, also in a change: applying a manifest again replaces whole lists, and should change nothing.
+/// Sets defaults for new and changed objects. Applying a manifest again replaces whole lists, and must not change their
+/// content.
 fn fill_in(request: &ReviewRequest, configuration: &ConfigurationInForce) -> AdmissionResponse {
     let configuration = configuration.get();
     patched(request, |raw| {
@@ -126,8 +127,8 @@ fn validate(request: &ReviewRequest, kind: AdmittedKind) -> AdmissionResponse {
     response(request, &refusals(request, kind))
 }
 
-/// Validates a migration like any other kind, and by the requester. A new migration is also refused if its instance
-/// cannot be moved now.
+/// Validates a migration like other kinds, and checks its requester. A new migration is also refused if its instance
+/// cannot be migrated now.
 async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> AdmissionResponse {
     let mut refusals = refusals(request, AdmittedKind::Migration);
     if let Some(new) = raw(request.object.as_ref()) {
@@ -135,7 +136,7 @@ async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> Ad
         refusals.extend(review_requester(raw(request.old_object.as_ref()).as_ref(), &new, user));
     }
     if let (Operation::Create, Some(new)) = (&request.operation, raw(request.object.as_ref())) {
-        // If it could never be moved, the instance is not read.
+        // A migration that is refused in any case needs no lookup of its instance.
         if refusals.is_empty()
             && let Some(name) = new.pointer("/spec/vmiName").and_then(Value::as_str)
         {

@@ -1,4 +1,4 @@
-//! `drydock-controller admit`: whether Drydock would admit the manifests of a folder, without a cluster.
+//! `drydock-controller admit`: checks without a cluster whether Drydock would admit the manifests of a folder.
 
 use std::{
     collections::BTreeMap,
@@ -19,20 +19,20 @@ use crate::{
     launchers::native_architecture,
 };
 
-/// Endings of the names of manifests.
+/// File extensions of manifests.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 /// Exit code if an object is refused, or a manifest cannot be read.
 const REFUSED: u8 = 2;
 
-/// The judgement of a folder.
+/// Result for the manifests of a folder.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FolderReport {
-    /// Objects that are admitted.
+    /// Number of admitted objects.
     admitted: usize,
-    /// Objects that are refused.
+    /// Number of refused objects.
     refused: usize,
-    /// Objects of other kinds.
+    /// Number of objects of other kinds.
     not_considered: usize,
     /// Number of refused objects for each field, which is empty for an object as a whole.
     refusals_by_field: BTreeMap<String, usize>,
@@ -58,8 +58,8 @@ struct Unreadable {
     error: String,
 }
 
-/// Judges all manifests, and prints the result. The exit code is 2 if an object is refused or a manifest cannot be read, and
-/// 1 if the folder cannot be read.
+/// Reviews all manifests, and prints the result. The exit code is 2 if an object is refused or a manifest cannot be
+/// read, and 1 if the folder cannot be read.
 pub(crate) fn run(args: &AdmitArgs) -> ExitCode {
     let files = match files_of(&args.path) {
         Ok(files) => files,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &AdmitArgs) -> ExitCode {
     }
 }
 
-/// Returns a file, or the manifests of a folder and its folders, in the order of their names.
+/// Returns the path itself if it is a file, or the manifests in a folder and its subfolders, sorted by name.
 fn files_of(path: &Path) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
     let at = |error| (path.to_owned(), error);
     if !fs::metadata(path).map_err(at)?.is_dir() {
@@ -161,7 +161,7 @@ impl FolderReport {
         });
     }
 
-    /// Returns the report for people.
+    /// Returns the report as human-readable text.
     fn text(&self) -> String {
         let mut text = String::new();
         for Unreadable { file, error } in &self.unreadable {

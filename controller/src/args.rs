@@ -118,7 +118,7 @@ pub(crate) struct ControllerRunArgs {
     /// controller's own.
     #[arg(long, value_name = "NAME", env = "OPERATOR_NAMESPACE")]
     pub(crate) kubevirt_node_lease_namespace: Option<String>,
-    /// Time limit for source and target to prepare a migration.
+    /// Time limit for the target to prepare a migration, from its slot on.
     #[arg(
         long,
         value_name = "DURATION",

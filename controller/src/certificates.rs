@@ -1,5 +1,5 @@
-//! The certificates of the webhooks and of the subresources API: made here, kept in one Secret, trusted by API servers, served
-//! by all replicas.
+//! The certificates of the webhooks and of the subresources API. The leader creates them, one Secret contains them, API
+//! servers trust them, and all replicas serve them.
 //!
 //! ```text
 //!   Secret, webhook configurations, HyperConverged ──watch──▶ CertificatesTask ──▶ CertificateKeeper
@@ -9,8 +9,8 @@
 //!                                                        ServedCertificate ◀── each TLS handshake
 //! ```
 //!
-//! The decisions are in [`drydock_core::certificates`]. The web console in the cluster has a certificate of its
-//! own, by an authority of its own: `console`.
+//! The decisions are in [`drydock_core::certificates`]. The web console in the cluster has a certificate with an
+//! authority of its own: `console_certificate`.
 
 mod certificate_keeper;
 mod console_certificate;
@@ -32,26 +32,26 @@ pub(crate) use metrics::CertificateMetrics;
 pub(crate) use task::{CertificatesTask, TaskNamespaces};
 pub(crate) use trust_anchors::is_served_by;
 
-/// The Secret, in the controller's own namespace.
+/// Name of the Secret, in the controller's own namespace.
 pub(crate) const SECRET: &str = "drydock-webhook-certificates";
-/// The Service through which API servers reach the webhooks, in the same namespace.
+/// Name of the Service through which API servers reach the webhooks, in the same namespace.
 pub(crate) const SERVICE: &str = "drydock-webhooks";
-/// The webhook configurations, mutating and validating.
+/// Name of the mutating and of the validating webhook configuration.
 pub(crate) const CONFIGURATION: &str = "drydock";
 
-/// The APIServices of the subresources API, which the same Service leads to.
+/// Names of the APIServices of the subresources API, which use the same Service.
 pub(crate) const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
 
-/// Key of the Secret: all authorities, first the one in use.
+/// Key of the Secret for all authorities. The first one is in use.
 const BUNDLE: &str = "ca.crt";
-/// Key of the Secret: the key of the first authority.
+/// Key of the Secret for the private key of the first authority.
 const SIGNER_KEY: &str = "ca.key";
-/// Key of the Secret: the certificate to serve.
+/// Key of the Secret for the certificate to serve.
 const CERTIFICATE: &str = "tls.crt";
-/// Key of the Secret: its key.
+/// Key of the Secret for the private key of the certificate.
 const KEY: &str = "tls.key";
 
-/// Serves a self-made certificate. Returns the bundle with which clients trust it.
+/// Serves a certificate that is created for the test. Returns the bundle with which clients trust it.
 #[cfg(test)]
 pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::ByteString {
     use drydock_core::{certificates::Lifetimes, configuration::Configuration};

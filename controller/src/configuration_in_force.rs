@@ -1,9 +1,9 @@
 //! The configuration in force, for all tasks that depend on it.
 //!
 //! Each process reads the objects itself and resolves them with the same function as the agents. Only the agents can
-//! determine whether a minimum CPU model exists, and they report a model that they refuse. Whether the CPU model for
-//! virtual machines that name none exists depends on all nodes together. Only the controller uses that model, so it
-//! alone refuses it.
+//! determine whether a minimum CPU model exists, and they report a model that they refuse. Whether the default CPU
+//! model for virtual machines exists depends on all nodes together. Only the controller uses that model, so only the
+//! controller refuses it.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -20,11 +20,11 @@ use kube::Client;
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
-/// The configuration in force: the built-in one until the actual one is known. Clones share it.
+/// The configuration in force, which is the built-in one until the actual one is known. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigurationInForce {
     held: Arc<RwLock<ResolvedConfiguration>>,
-    /// Whether the objects were read; `None` if there are none to read.
+    /// Whether the objects have been read; `None` if the configuration does not depend on objects.
     resolved: Option<watch::Receiver<bool>>,
 }
 
@@ -64,7 +64,7 @@ impl ConfigurationInForce {
         (in_force, resolver)
     }
 
-    /// Returns this configuration, which counts as resolved once the returned sender sends `true`.
+    /// Returns this configuration. It counts as resolved once the returned sender sends `true`.
     #[cfg(test)]
     pub(crate) fn pending(configuration: Configuration) -> (Self, watch::Sender<bool>) {
         let (read, resolved) = watch::channel(false);
@@ -83,8 +83,8 @@ impl ConfigurationInForce {
         Arc::clone(&self.held.read().configuration)
     }
 
-    /// Waits until the objects were read once. Until then the built-in defaults are in force, which must not undo
-    /// what the administrator has configured.
+    /// Waits until the objects have been read once. Until then the built-in defaults are in force, which must not
+    /// override the administrator's configuration.
     pub(crate) async fn resolved(&self) {
         if let Some(mut resolved) = self.resolved.clone() {
             // The resolver only ends with the process.
@@ -92,7 +92,7 @@ impl ConfigurationInForce {
         }
     }
 
-    /// Returns the verdict on the configured CPU model for virtual machines that name none.
+    /// Returns the verdict on the configured default CPU model for virtual machines.
     pub(crate) fn default_model(&self) -> Option<ModelVerdict> {
         self.held.read().default_model.clone()
     }
@@ -111,7 +111,7 @@ impl ConfigurationInForce {
     }
 }
 
-/// Resolves the configuration from the objects.
+/// Resolves the configuration from objects.
 pub(crate) struct Resolver {
     config_maps: Cache<ConfigMap>,
     hyperconvergeds: Cache<HyperConverged>,
@@ -137,8 +137,8 @@ impl Resolver {
     }
 
     async fn run(self, hypervisors: Cache<Hypervisor>, on_change: impl Fn()) {
-        // The facts of nodes count only once all of them are known: a missing model would be taken for a typing
-        // error.
+        // The facts of nodes are used only when all of them are known. Otherwise a missing model would look like a
+        // typing error.
         tokio::join!(
             self.config_maps.wait_until_synced(),
             self.hyperconvergeds.wait_until_synced(),
@@ -149,7 +149,8 @@ impl Resolver {
             let sources = sources(&self.config_maps.all(), &self.hyperconvergeds.all(), &self.namespaces);
             let resolution = resolve(sources, |_| None, last_good.as_ref());
             let mut configuration = resolution.configuration.clone();
-            // What applies while an object is refused from the start is no valid value of the administrator's.
+            // While an object has been refused from the start, the configuration in force does not come from the
+            // administrator.
             if !resolution.refused() {
                 last_good = Some(resolution.configuration);
             }

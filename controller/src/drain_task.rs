@@ -1,4 +1,4 @@
-//! Executes [`drydock_core::drain::plan`]: drains the nodes that are to be empty, and reports their progress.
+//! Executes [`drydock_core::drain::plan`]: drains nodes, and reports their progress.
 //!
 //! ```text
 //!  nodes, instances, migrations, pods of draining nodes ─▶ something changed ─▶ one plan for all nodes
@@ -69,14 +69,16 @@ use outlooks::{EvaluatedOutlooks, Outlooks};
 pub(crate) use previewer::Previewer;
 use previewer::guest;
 
-/// Minimum interval between plans: changes within it are handled by one plan.
+/// Minimum interval between plans. Changes within it are handled by one plan.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Minimum interval between plans, as a multiple of the last plan's duration: planning a large cluster takes longer.
+/// Minimum interval between plans as a multiple of the duration of the last plan, because planning a large cluster
+/// takes longer.
 const BATCH_FACTOR: u32 = 4;
-/// Maximum number of concurrent actions: a plan for many nodes has hundreds, and migration slots wait for them.
+/// Maximum number of concurrent actions. A plan for many nodes has hundreds of actions, and migration slots wait for
+/// them.
 const MAX_CONCURRENT_ACTIONS: usize = 16;
-/// Debounce for status-only changes: they are written this much later, together with later ones. Keeps the status
-/// under one second old.
+/// Delay of status-only changes, so that they are written together with later ones. The status is still less than one
+/// second old.
 const STATUS_DEBOUNCE: Duration = Duration::from_millis(700);
 
 /// Drains nodes.
@@ -126,24 +128,24 @@ impl DrainObservation<'_> {
         }
     }
 
-    /// Returns the instances that the plan is made for, as they were observed.
+    /// Returns the instances of the plan as they were observed.
     fn guests(&self) -> PlannedGuests<'_> {
         let guests = self.nodes.iter().flat_map(|node| &node.guests);
         guests.map(|guest| (Key::of(guest.instance), guest.instance)).collect()
     }
 }
 
-/// The instances that a plan was made for, as they were observed.
+/// Instances of a plan as they were observed.
 type PlannedGuests<'a> = HashMap<Key, &'a VirtualMachineInstance>;
 
-/// The state that one plan keeps for the next.
+/// State that is kept between plans.
 pub(crate) struct KeptPlan {
     /// The watched pods of each node that is being drained.
     nodes: BTreeMap<String, PodsGuard>,
-    /// When to execute the parts that only report, if there may be some.
+    /// Time at which the steps that only report are due, if there may be some.
     report_at: Option<Instant>,
     pause: Duration,
-    /// Delays after conflicts. The first is short, since not every change of an instance notifies drains.
+    /// Delays after conflicts. The first delay is short, because not every change of an instance triggers drains.
     conflicts: Backoff,
 }
 
@@ -176,7 +178,7 @@ impl Triggered for DrainTask {
         let reporting = kept.report_at.is_some_and(|at| at <= Instant::now());
         kept.pause = PAUSE;
         let result = self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await;
-        // Also after an error: a guest whose step fails each time does not hold up the reports.
+        // Reports are also written after an error, so that a guest whose step fails repeatedly does not delay them.
         kept.report_at = match kept.report_at {
             _ if reporting => None,
             None => Some(Instant::now() + STATUS_DEBOUNCE),
@@ -187,7 +189,7 @@ impl Triggered for DrainTask {
                 kept.conflicts.reset();
                 Ok(wake)
             }
-            // Another writer was faster; the watch is about to show its change, unless it is interrupted.
+            // Another writer was faster. The watch will show the change of that writer, unless it is interrupted.
             Err(kube::Error::Api(status)) if status.is_conflict() => {
                 Ok(clock::now().checked_add(kept.conflicts.delay()).ok())
             }
@@ -205,7 +207,7 @@ impl Triggered for DrainTask {
 }
 
 impl DrainTask {
-    /// Creates the task over these caches. `changed` is notified when it is to plan again.
+    /// Creates the task with these caches. `changed` triggers a new plan.
     pub(crate) fn new(
         client: Client,
         previewer: Previewer,
@@ -231,8 +233,9 @@ impl DrainTask {
         }
     }
 
-    /// Makes one plan and executes it; with `reporting`, also the parts that only report. Returns when to make the next
-    /// plan even if nothing changes. Sets `pause` to the time to wait before a plan that follows a change.
+    /// Makes one plan and executes it. With `reporting`, the steps that only report are executed as well. Returns the
+    /// time of the next plan, even if nothing changes. Sets `pause` to the time to wait before a plan that follows a
+    /// change.
     async fn plan_and_execute(
         &self,
         kept: &mut BTreeMap<String, PodsGuard>,
@@ -247,7 +250,7 @@ impl DrainTask {
         self.execute_plan(&mut observed, plan, reporting).await
     }
 
-    /// Reads the objects of all nodes that a plan is made for, and watches the pods of those that are being drained.
+    /// Reads the objects of all nodes of a plan, and watches the pods of those that are being drained.
     fn gather(&self, kept: &mut BTreeMap<String, PodsGuard>) -> Vec<NodeObjects> {
         let nodes = self.nodes();
         let is_marked = |node: &String| nodes.get(node).is_some_and(|marks| *marks != NodeMarks::default());
@@ -263,7 +266,7 @@ impl DrainTask {
         gathered.collect()
     }
 
-    /// Completes the objects of all nodes with what else a plan depends on.
+    /// Adds the other inputs of a plan to the objects of all nodes.
     fn observe<'a>(&self, objects: &'a [NodeObjects]) -> DrainObservation<'a> {
         let mut nodes: Vec<DrainingNode<'_>> = objects.iter().map(|node| self.draining(node)).collect();
         let outlooks = self.outlooks.apply(&self.launchers, &mut nodes);
@@ -276,8 +279,8 @@ impl DrainTask {
         }
     }
 
-    /// Executes a plan; with `reporting`, also the parts that only report. Returns when to make the next plan even if
-    /// nothing changes.
+    /// Executes a plan. With `reporting`, the steps that only report are executed as well. Returns the time of the next
+    /// plan, even if nothing changes.
     ///
     /// # Errors
     /// The first error of a request to the API server, after the other steps were executed.
@@ -302,7 +305,7 @@ impl DrainTask {
         failed.map_or(Ok(again.into_iter().flatten().min()), Err)
     }
 
-    /// Writes the drain preview of each node that requests one, and removes it where it is no longer requested.
+    /// Writes the drain preview of each node that requests one, and removes previews that are no longer requested.
     ///
     /// # Errors
     /// The first error of a request to the API server, after the other nodes were previewed.
@@ -315,7 +318,7 @@ impl DrainTask {
         result
     }
 
-    /// Returns the nodes that have or request a drain preview, each with the lines that are requested.
+    /// Returns the nodes that have or request a drain preview, each with the requested lines.
     fn previews(&self) -> Vec<(Hypervisor, Option<Vec<String>>)> {
         let nodes = &self.launchers.nodes;
         let mut requested = BTreeSet::new();
@@ -424,8 +427,8 @@ impl DrainTask {
         }
     }
 
-    /// Executes steps concurrently, but creates the migrations of one node in their order: the first ones get its slots.
-    /// Returns the first error that the API server responded with, if any.
+    /// Executes steps concurrently, but creates the migrations of one node in their order, because the first ones get
+    /// its slots. Returns the first error in a response of the API server.
     ///
     /// # Errors
     /// If the API server does not respond.
@@ -479,14 +482,14 @@ impl DrainTask {
         let (namespace, name) = step.instance();
         let drain = RefusedStep::Drain(Key::namespaced(namespace, name));
         match done {
-            // A refusal that concerns one guest must not hold up all others.
+            // A refusal that concerns one guest must not delay the others.
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 warn!(?step, refused = status.message, "step of a drain refused, retrying");
                 self.refusals.note(drain, &status.message, clock::now());
                 self.changed.notify();
                 return Ok(());
             }
-            // The object was deleted or has changed since the plan was made: the watch is about to show it.
+            // The object was deleted or has changed since the plan was made. The watch will show it.
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(error) => return Err(error),
             Ok(()) => {}
@@ -495,8 +498,8 @@ impl DrainTask {
         Ok(())
     }
 
-    /// Returns the newest state of an instance, unless its evacuation request has changed since the plan: then another
-    /// plan follows.
+    /// Returns the newest state of an instance. Returns `None` if its evacuation request has changed since the plan,
+    /// because another plan follows then.
     fn unchanged(&self, key: &Key, planned: Option<&VirtualMachineInstance>) -> Option<VirtualMachineInstance> {
         let newest = self.instances.objects.newest(key)?;
         if planned.is_some_and(|planned| is_same_request(planned, &newest)) {
@@ -527,7 +530,7 @@ impl DrainTask {
         let Some(instance) = self.unchanged(key, planned) else {
             return Ok(());
         };
-        // First, since nothing removes it once the evacuation request is gone.
+        // This annotation is removed first, because it would stay if the evacuation request were removed before it.
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
             let parameters = PatchParams::default();
@@ -609,7 +612,7 @@ impl DrainTask {
         Ok(())
     }
 
-    /// Remembers a stored report until the watch shows it.
+    /// Records a stored report until the watch shows it.
     fn remember(&self, stored: Option<Hypervisor>) {
         if let Some(stored) = stored {
             self.launchers.nodes.hypervisors.remember(&Key::of(&stored), stored);

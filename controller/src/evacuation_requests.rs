@@ -1,4 +1,4 @@
-//! Evacuation requests in the status of instances: how they are set and removed.
+//! Sets and removes evacuation requests in the status of instances.
 
 use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions::EVICTION_REQUESTED, status::Evacuation};
 use drydock_core::eviction::evacuation_request;
@@ -11,11 +11,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// The API server's status code for a JSON patch with a failed test.
+/// Status code of the API server for a JSON patch with a failed test.
 const UNPROCESSABLE: u16 = 422;
 const CONFLICT: u16 = 409;
 
-/// The request that an instance leaves a node.
+/// Request for an instance to leave a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvacuationRequest<'a> {
     pub(crate) node: &'a str,
@@ -23,8 +23,8 @@ pub(crate) struct EvacuationRequest<'a> {
 }
 
 impl EvacuationRequest<'_> {
-    /// Marks an instance that has not changed since it was read: it may have been marked in the meantime. Returns the
-    /// updated instance.
+    /// Marks an instance that has not changed since it was read, because it may have been marked in the meantime.
+    /// Returns the updated instance.
     ///
     /// # Errors
     /// If the request to the API server fails; with a conflict if the instance was replaced or has changed.
@@ -51,11 +51,12 @@ impl EvacuationRequest<'_> {
     }
 }
 
-/// Removes the evacuation request of an instance, if it is still the request that was read. Returns the updated
+/// Removes the evacuation request of an instance if the request has not changed since it was read. Returns the updated
 /// instance.
 ///
-/// This is not an apply without the evacuation request, which would leave the parts that another field manager has
-/// written. It does not require the version that was read either, since an agent writes to an instance that has just arrived.
+/// Server-side apply without the evacuation request would leave the parts that another field manager has written. The
+/// patch does not require the version that was read either, because an agent writes to an instance that has just
+/// arrived.
 ///
 /// # Errors
 /// If the request to the API server fails; with a conflict if the evacuation request has changed.
@@ -78,8 +79,8 @@ pub(crate) async fn remove_from(
     }
 }
 
-/// Returns a patch that removes all parts of an instance's mark, whichever manager wrote them, if they have not
-/// changed.
+/// Returns a patch that removes all parts of an instance's mark if they have not changed, regardless of their field
+/// managers.
 fn removal(instance: &VirtualMachineInstance) -> json_patch::Patch {
     let mut operations = vec![test(&["metadata", "uid"], json!(instance.uid()))];
     let status = instance.status.clone().unwrap_or_default();
@@ -187,7 +188,7 @@ mod tests {
             assert!(json_patch::patch(&mut stored, &patch).is_err(), "{path}");
             assert_eq!(stored, before, "{path}");
         }
-        // If an instance is marked in part, that part is removed.
+        // The instance has only a part of a mark, which is removed.
         for part in ["evacuation", "evacuationNodeName", "conditions"] {
             let mut stored = json!(marked());
             stored["status"].as_object_mut().unwrap().remove(part);

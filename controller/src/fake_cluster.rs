@@ -1,6 +1,6 @@
-//! A fake API server that keeps objects, for tests of what follows a failed write.
+//! A simulated API server that stores objects, for tests of the effects of failed writes.
 //!
-//! [`write_faults`] runs a task's scenario against it, once for each write and each way to fail.
+//! [`write_faults`] runs the scenario of a task with this API server, once for each write and each kind of failure.
 
 pub(crate) mod lost_leadership;
 pub(crate) mod write_faults;
@@ -16,35 +16,35 @@ use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-/// The objects of a cluster, and the writes that were sent.
+/// Objects of a cluster, and the writes that it has received.
 #[derive(Default)]
 pub(crate) struct FakeCluster {
-    /// By path.
+    /// Objects by their paths.
     objects: BTreeMap<String, Value>,
-    /// The last applied configuration of each field manager, by path with subresource, and manager.
+    /// Last applied configuration by the path with subresource and the field manager.
     applied: BTreeMap<(String, String), Value>,
     version: u64,
-    /// The writes that were sent, such as `PATCH pods/web/status`.
+    /// Received writes, such as `PATCH pods/web/status`.
     pub(crate) writes: Vec<String>,
-    /// The creations and deletions that were executed.
+    /// Executed creations and deletions.
     pub(crate) changes: Vec<String>,
-    /// The path of the object that another writer has replaced.
+    /// Path of the object that another writer has replaced.
     pub(crate) replaced: Option<String>,
     watches: Vec<ServedWatch>,
     unanswered: Vec<Box<dyn Any>>,
 }
 
-/// A watch that is served, and the versions that it has shown, by path.
+/// A served watch, and the objects that it has shown by their paths.
 struct ServedWatch {
     of: ResourcePath,
     stream: OpenWatch,
     shown: BTreeMap<String, Value>,
 }
 
-/// A path of the API, taken apart.
+/// Components of an API path.
 #[derive(Clone, Debug)]
 struct ResourcePath {
-    /// Group and version.
+    /// Group and version of the API.
     prefix: String,
     namespace: Option<String>,
     resource: String,
@@ -55,7 +55,7 @@ struct ResourcePath {
 /// Status code and reason of an error.
 type Refusal = (u16, &'static str);
 
-/// UID of an object that another writer has created in the place of another one.
+/// UID of an object that another writer has created to replace an object with the same name.
 pub(crate) const REPLACEMENT: &str = "uid-replacement";
 
 const CONFLICT: Refusal = (409, "Conflict");
@@ -79,7 +79,7 @@ impl ResourcePath {
         }
     }
 
-    /// Returns the path of the object, without a subresource.
+    /// Returns the path of the object with this name, without a subresource.
     fn object(&self, name: &str) -> String {
         match &self.namespace {
             Some(namespace) => format!("/{}/namespaces/{namespace}/{}/{name}", self.prefix, self.resource),
@@ -97,7 +97,7 @@ impl ResourcePath {
 }
 
 impl FakeCluster {
-    /// Creates a cluster with these objects, by path of their collection.
+    /// Creates a cluster with these objects, each with the path of its collection.
     pub(crate) fn with(objects: impl IntoIterator<Item = (&'static str, Value)>) -> Self {
         let mut cluster = Self::default();
         for (collection, object) in objects {
@@ -122,7 +122,7 @@ impl FakeCluster {
             .collect()
     }
 
-    /// Changes an object as another writer does; nothing happens if there is none.
+    /// Changes an object like another writer. Does nothing if the object does not exist.
     pub(crate) fn change(&mut self, path: &str, change: impl FnOnce(&mut Value)) {
         if let Some(mut object) = self.objects.get(path).cloned() {
             change(&mut object);
@@ -139,7 +139,7 @@ impl FakeCluster {
             .collect()
     }
 
-    /// Removes an object, and what it owns.
+    /// Removes an object and the objects that it owns.
     pub(crate) fn remove(&mut self, path: &str) {
         let Some(removed) = self.objects.remove(path) else {
             return;
@@ -154,7 +154,7 @@ impl FakeCluster {
         self.show_changes();
     }
 
-    /// Returns the objects without what differs between two runs: versions and times.
+    /// Returns the objects without versions and times, which differ between runs.
     pub(crate) fn snapshot(&self) -> BTreeMap<String, Value> {
         let objects = self.objects.iter().map(|(path, object)| {
             let mut object = object.clone();
@@ -164,7 +164,7 @@ impl FakeCluster {
         objects.collect()
     }
 
-    /// Responds to a request. The write with the number `failing`, if it is due, fails in that way. Returns whether the
+    /// Responds to a request. `failing` is the number of the write that fails, and its fault. Returns whether the
     /// request was that write.
     pub(crate) fn serve(&mut self, request: ReceivedRequest, failing: Option<(usize, WriteFault)>) -> bool {
         if request.query().contains("watch=") {
@@ -193,7 +193,8 @@ impl FakeCluster {
         true
     }
 
-    /// Has another writer be first: it changes the object or, if the request only names a UID, replaces it.
+    /// Simulates a faster writer, which changes the object. If the request only has a UID as its precondition, the
+    /// object is replaced.
     fn conflict(&mut self, request: &ReceivedRequest) {
         let path = ResourcePath::parse(request.path());
         let Some(place) = path.name.as_deref().map(|name| path.object(name)) else {
@@ -214,8 +215,8 @@ impl FakeCluster {
         }
     }
 
-    /// Executes the write with the number `number`, if the request is that, without a response. Returns the request
-    /// otherwise.
+    /// If the request is the write with this number, executes it if `executed`, and does not respond. Returns any other
+    /// request.
     pub(crate) fn cut(&mut self, request: ReceivedRequest, number: usize, executed: bool) -> Option<ReceivedRequest> {
         let is_write = request.method != Method::GET && !request.query().contains("dryRun=");
         if !is_write || self.writes.len() != number {
@@ -240,7 +241,7 @@ impl FakeCluster {
         self.bump(path);
     }
 
-    /// Gives an object a new version.
+    /// Sets a new resource version of an object.
     fn bump(&mut self, path: &str) {
         self.version += 1;
         if let Some(object) = self.objects.get_mut(path) {
@@ -256,7 +257,7 @@ impl FakeCluster {
             ("GET", None) => Ok(self.list(&path, request.query())),
             ("GET", Some(name)) => self.objects.get(&path.object(name)).cloned().ok_or(NOT_FOUND),
             ("POST", Some(name)) => {
-                // An eviction.
+                // POST to an object is an eviction.
                 let pod = path.object(name);
                 self.objects.remove(&pod).ok_or(NOT_FOUND)?;
                 self.changes.push(label(request));
@@ -347,7 +348,7 @@ impl FakeCluster {
         all.iter().for_each(|object| self.remove(object));
     }
 
-    /// Removes an object that is deleted and that no finalizer keeps. Returns whether that is so.
+    /// Removes an object that is being deleted and has no finalizers. Returns whether it was removed.
     fn remove_finalized(&mut self, place: &str) -> bool {
         let metadata = &self.objects[place]["metadata"];
         let is_kept = metadata["finalizers"].as_array().is_some_and(|kept| !kept.is_empty());
@@ -377,7 +378,7 @@ impl FakeCluster {
             metadata.remove("resourceVersion");
         }
         if request.method == Method::PUT {
-            // What a replacement does not change.
+            // Fields that a replacement cannot change.
             for field in ["uid", "namespace", "creationTimestamp", "deletionTimestamp"] {
                 if let Some(kept) = stored["metadata"].get(field) {
                     body["metadata"][field] = kept.clone();
@@ -422,7 +423,7 @@ impl FakeCluster {
         });
     }
 
-    /// Sends the events of what has changed to the watches.
+    /// Sends the events of all changes to the watches.
     fn show_changes(&mut self) {
         self.watches.retain(|watch| !watch.stream.is_closed());
         for watch in &mut self.watches {
@@ -452,7 +453,7 @@ fn label(request: &ReceivedRequest) -> String {
     without_digest(&format!("{} {}/{name}{subresource}", request.method, path.resource))
 }
 
-/// Replaces the digest in the name of a drain's migration, which depends on the time.
+/// Replaces the digest in the name of a drain's migration, because it depends on the time.
 fn without_digest(text: &str) -> String {
     const NAME: &str = "kubevirt-evacuation-";
     match text.split_once(NAME) {
@@ -468,7 +469,7 @@ fn success() -> Value {
     json!({"apiVersion": "v1", "kind": "Status", "status": "Success"})
 }
 
-/// Refuses a write whose UID or version is not that of the object.
+/// Refuses a write if the UID or version in it differs from those of the object.
 fn is_same(object: &Value, wanted: &Value) -> Result<(), Refusal> {
     let is = |field: &str| wanted[field].is_null() || wanted[field] == object["metadata"][field];
     (is("uid") && is("resourceVersion")).then_some(()).ok_or(CONFLICT)
@@ -486,7 +487,7 @@ fn selector(query: &str) -> Vec<(String, String)> {
     terms.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// Merges what a manager applies: maps by key, and lists of conditions by type.
+/// Merges a configuration that a manager applies: maps by key, and lists of conditions by type.
 fn apply(stored: &mut Value, wanted: &Value) {
     match (stored, wanted) {
         (Value::Object(stored), Value::Object(wanted)) => {
@@ -506,7 +507,7 @@ fn apply(stored: &mut Value, wanted: &Value) {
     }
 }
 
-/// Merges a strategic merge patch, whose lists are merged by name or type.
+/// Merges a strategic merge patch. Lists are merged by name or type.
 fn merge_strategically(stored: &mut Value, patch: &Value) {
     match (stored, patch) {
         (Value::Object(stored), Value::Object(patch)) => {
@@ -533,7 +534,7 @@ fn merge_strategically(stored: &mut Value, patch: &Value) {
     }
 }
 
-/// Removes what a manager has applied before and does not apply now.
+/// Removes fields that a manager has applied before and does not apply now.
 fn withdraw(stored: &mut Value, before: &Value, now: &Value) {
     let (Value::Object(stored), Value::Object(before)) = (stored, before) else {
         return;
@@ -555,14 +556,14 @@ fn withdraw(stored: &mut Value, before: &Value, now: &Value) {
                 stored.retain(|item| !was_applied(item) || now.iter().any(|other| other["type"] == item["type"]));
             }
             (Some(now), Some(stored)) => withdraw(stored, value, now),
-            // Another manager may have taken it over.
+            // A field with another value belongs to another manager.
             (None, Some(same)) if same == value => _ = stored.remove(key),
             _ => {}
         }
     }
 }
 
-/// Removes versions and empty values, and replaces all times by one.
+/// Removes versions and empty values, and replaces all times with the same one.
 fn without_times(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,5 @@
-//! Reports for each HyperConverged whether it is the cluster's configuration, and on which nodes it is not in force.
+//! Reports for each HyperConverged whether it is the cluster's configuration, and the nodes on which it is not in
+//! force.
 
 use std::{sync::Arc, time::Duration};
 
@@ -71,7 +72,7 @@ impl InForceTask {
         }
     }
 
-    /// Writes the status of each object that has changed, as long as `may_write`.
+    /// Writes the status of each object whose status has changed, as long as `may_write`.
     ///
     /// # Errors
     /// The first error of a request to the API server, after the other objects were reported.
@@ -137,7 +138,7 @@ impl InForceTask {
                 nodes: Some(found.nodes),
             };
             if status != before && may_write() {
-                // One object that cannot be reported holds up no other.
+                // An object that cannot be reported does not delay the others.
                 result = result.and(self.report(object, &status).await);
             }
         }
@@ -158,7 +159,7 @@ impl InForceTask {
             .patch_status(&object.name_any(), &parameters, &Patch::Apply(apply))
             .await
         {
-            // Deleted in the meantime: there is no status left to write.
+            // The object was deleted in the meantime, so it has no status to write.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => result.map(drop),
         }

@@ -1,4 +1,4 @@
-//! Executes [`drydock_core::instance::plan`]: each instance gets its pod, and its end is reported.
+//! Executes [`drydock_core::instance::plan`]: creates the pod of each instance, and reports the end of instances.
 //!
 //! ```text
 //!  instances, pods ──┐
@@ -53,10 +53,10 @@ use crate::{
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 16;
 /// Changes of nodes and configuration within this time are handled together.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
-/// Minimum interval between reconciles for changed resources on nodes, which change with every pod.
+/// Minimum interval between reconciles because of changed resource usage on nodes, which changes with every pod.
 const ROOMS_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum number of unfinished instances that are reconciled at each such interval, besides those that are marked to
-/// leave a node.
+/// Maximum number of unfinished instances that are reconciled in each such interval, in addition to those that are
+/// marked to leave a node.
 const INSTANCES_PER_SWEEP: usize = 1000;
 
 /// Reconciles all instances.
@@ -71,12 +71,13 @@ pub(crate) struct InstanceTask {
     probed_pods: ProbedPods,
 }
 
-/// By instance, the pod for which the API server has responded to a request, until the request is no longer planned.
+/// Pod of each instance for which the API server has responded to the probe request. Recorded until the request is no
+/// longer planned.
 #[derive(Debug, Default)]
 struct ProbedPods(Mutex<HashMap<Key, String>>);
 
 impl ProbedPods {
-    /// Returns whether there was a response for this pod.
+    /// Returns whether the API server has responded to the request for this pod.
     fn has(&self, instance: &Key, pod_uid: &str) -> bool {
         self.0.lock().get(instance).is_some_and(|uid| uid == pod_uid)
     }
@@ -86,14 +87,14 @@ impl ProbedPods {
         self.0.lock().insert(instance.clone(), pod_uid.into());
     }
 
-    /// Allows the request again, or removes a deleted instance.
+    /// Allows a new request for the instance. Also called for a deleted instance.
     fn forget(&self, instance: &Key) {
         self.0.lock().remove(instance);
     }
 }
 
 impl InstanceTask {
-    /// Creates the task over these caches.
+    /// Creates the task with these caches.
     pub(crate) fn new(
         client: Client,
         instances: Instances,
@@ -146,8 +147,8 @@ impl InstanceTask {
         );
     }
 
-    /// Enqueues each instance once after the resources used on nodes have changed, a part of a large cluster at a
-    /// time.
+    /// Enqueues each instance once after the resource usage on nodes has changed. In a large cluster, a part of the
+    /// instances is enqueued at a time.
     async fn follow_rooms(&self, work: &WorkQueue) {
         let mut last = None;
         loop {
@@ -163,12 +164,12 @@ impl InstanceTask {
     }
 }
 
-/// An instance, and what its plan depends on.
+/// An instance, and the inputs of its plan.
 pub(crate) struct InstanceObservation {
     now: Timestamp,
     instance: VirtualMachineInstance,
     pods: Vec<Arc<Pod>>,
-    /// Whether the API server itself has listed the pods.
+    /// Whether the pods were listed from the API server.
     confirmed: bool,
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     node: NodeState,
@@ -180,7 +181,7 @@ pub(crate) struct InstanceObservation {
     misfit: Option<String>,
     targets: Option<Targets>,
     requirements_digest: Option<String>,
-    /// The reason why the API server refused to create its pod.
+    /// Reason why the API server refused to create the pod of the instance.
     failed_create: Option<String>,
 }
 
@@ -301,7 +302,7 @@ impl Queued for InstanceTask {
 }
 
 impl InstanceTask {
-    /// Returns what keeps the first pod of an instance from running, as long as the guest does not run.
+    /// Returns the state of the first pod of an instance whose guest does not run yet, with the obstacle to its start.
     async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> StartingPod {
         let phase = instance.phase();
         match pods {
@@ -310,7 +311,7 @@ impl InstanceTask {
         }
     }
 
-    /// Returns the state of the node that an instance is on, and of others that its plan depends on.
+    /// Returns the state of the node that an instance is on, and the states of other nodes that its plan depends on.
     async fn states(
         &self,
         instance: &VirtualMachineInstance,
@@ -335,8 +336,8 @@ impl InstanceTask {
         api_of(&self.client, key)
     }
 
-    /// Returns why no node can take an instance whose pod has no node and, for a running instance, whether another
-    /// node could.
+    /// Returns the reason why no node can run an instance whose pod has no node. For a running instance, also returns
+    /// the possible target nodes.
     fn fit(
         &self,
         instance: &VirtualMachineInstance,
@@ -376,7 +377,7 @@ impl InstanceTask {
         (None, Some(targets))
     }
 
-    /// Executes the steps. Returns the message of the API server if it refuses to create the pod.
+    /// Executes the steps. Returns the message of the API server if the API server refuses to create the pod.
     async fn take_steps(
         &self,
         key: &Key,
@@ -411,7 +412,7 @@ impl InstanceTask {
                 }
                 InstanceStep::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
-                    // The status reports what the API server refuses; anything else is retried.
+                    // The status reports a refusal of the API server. Other errors are retried.
                     Err(kube::Error::Api(status)) if is_refusal(&status) => {
                         self.record_event(instance, Severity::Warning, "FailedCreate", &status.message);
                         return Ok(Some(status.message));
@@ -435,7 +436,7 @@ impl InstanceTask {
         instance: &mut VirtualMachineInstance,
         mut patch: serde_json::Value,
     ) -> kube::Result<()> {
-        // Applies to this object, not to another one of its name.
+        // The patch applies to this object only, not to another object with its name.
         patch["metadata"]["uid"] = json!(instance.uid());
         patch["metadata"]["resourceVersion"] = json!(instance.resource_version());
         let stored = self
@@ -446,8 +447,8 @@ impl InstanceTask {
         Ok(())
     }
 
-    /// Remembers the response to a write. Of the observation only the version follows: later writes of the same plan are
-    /// refused where another writer has changed the instance since it was observed.
+    /// Records the response to a write. Only the version of the observed instance is updated, so that later writes of
+    /// the same plan are refused if another writer has changed the instance since it was observed.
     fn written(&self, key: &Key, instance: &mut VirtualMachineInstance, stored: VirtualMachineInstance) {
         instance
             .metadata
@@ -459,7 +460,7 @@ impl InstanceTask {
     async fn add_finalizer(&self, key: &Key, instance: &mut VirtualMachineInstance) -> kube::Result<()> {
         let finalizers = with_finalizer(instance, FINALIZER);
         let mut patch = json!({"metadata": {"finalizers": finalizers}});
-        // Admission has set defaults for what the manifest leaves open, unless the webhook could not be reached.
+        // Defaults for fields that the manifest omits. Admission sets them, unless the webhook could not be reached.
         let whole = self.launchers.whole(instance);
         if whole != instance.spec {
             patch["spec"] = json!(whole);
@@ -524,7 +525,8 @@ impl InstanceTask {
         Ok(())
     }
 
-    /// Starts the image digest probes in a guest's pod. Where that is refused, migrations copy the whole disks.
+    /// Starts the image digest probes in a guest's pod. If the API server refuses them, migrations copy the whole
+    /// disks.
     async fn probe_images(
         &self,
         key: &Key,
@@ -548,12 +550,12 @@ impl InstanceTask {
             }
             Ok(()) => {}
         }
-        // Only now: the reconcile may be interrupted during the request.
+        // The response is recorded after the request, because the reconcile may be interrupted during the request.
         self.probed_pods.record(key, uid);
         Ok(())
     }
 
-    /// Writes the controller's part of the status, if the instance has not changed since it was observed, except by this
+    /// Writes the controller's part of the status if the instance has not changed since it was observed, except by this
     /// reconcile's own writes.
     async fn write_status(
         &self,
@@ -585,7 +587,7 @@ impl InstanceTask {
     }
 }
 
-/// Returns what the migrations of an instance record about it.
+/// Returns the state that the migrations of an instance record about it.
 fn moving<'a>(observed: ObservedInstance<'a>, migrations: &'a [Arc<VirtualMachineInstanceMigration>]) -> Moving<'a> {
     let state_of = |node: Option<&str>| {
         let node = node?;

@@ -1,6 +1,6 @@
-//! All instances: one watch, shared by the tasks and the admission.
+//! The cache of all instances. The tasks and the admission share one watch.
 //!
-//! A watch lags a moment behind the requests of this process. So a created instance counts as existing until the
+//! A watch shows the writes of this process with a delay. Therefore a created instance counts as existing until the
 //! watch has shown it, and a deleted one counts as being deleted.
 
 use std::{sync::Arc, time::Duration};
@@ -13,9 +13,9 @@ use kube::Client;
 
 use crate::pruning::prune_metadata;
 
-/// Time for which a created instance counts as existing although the watch has not shown it. Waiting longer would be in
-/// vain if the instance was deleted before the watch could show it. Creating it again costs nothing but a response that
-/// it exists.
+/// Time for which a created instance counts as existing although the watch has not shown it. If the instance was
+/// deleted before the watch could show it, the watch never will. Creating the instance again costs one request, to
+/// which the API server responds that it exists.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// Instances, and the indexes that find them. Clones share them.
@@ -27,11 +27,12 @@ pub(crate) struct Instances {
 
 #[derive(Clone, Debug)]
 struct InstanceIndexes {
-    /// By the UID of the replica set that controls an instance.
+    /// Instances by the UID of the replica set that controls them.
     of_sets: Index<VirtualMachineInstance>,
-    /// By the node that an instance is on.
+    /// Instances by the node that they are on.
     on_nodes: Index<VirtualMachineInstance>,
-    /// Instances that have not ended, or whose deletion has not: a finalizer may wait until a node is confirmed off.
+    /// Instances that have not ended, or whose deletion has not been completed, because a finalizer may wait until a
+    /// node is confirmed to be off.
     unfinished: Index<VirtualMachineInstance>,
     /// Instances that are marked to leave a node.
     marked: Index<VirtualMachineInstance>,
@@ -95,8 +96,8 @@ impl Instances {
         self.objects.shown().keys()
     }
 
-    /// Returns up to `count` instances that have not ended or are being deleted, by namespace and name, those after
-    /// `last`. A change of nodes concerns all of these.
+    /// Returns the keys of up to `count` instances after `last`, sorted by namespace and name, that have not ended or
+    /// are being deleted. A change of nodes concerns all of these.
     pub(crate) fn unfinished_after(&self, last: Option<&Key>, count: usize) -> Vec<Key> {
         self.indexes.unfinished.page("", last, count)
     }
@@ -106,7 +107,7 @@ impl Instances {
         self.indexes.unfinished.in_namespace("", namespace)
     }
 
-    /// Returns the instance of this name.
+    /// Returns the instance with this key.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
         self.objects.get(key)
     }
@@ -116,7 +117,7 @@ impl Instances {
         self.objects.by(&self.indexes.of_sets, uid)
     }
 
-    /// Returns the instances that are on this node, or were when they ended.
+    /// Returns the instances that are on this node, or were on it when they ended.
     pub(crate) fn on_node(&self, node: &str) -> Vec<Key> {
         self.indexes.on_nodes.keys(node)
     }
@@ -142,7 +143,7 @@ impl Instances {
     }
 }
 
-/// Returns whether an instance has not ended, or its deletion has not.
+/// Returns whether an instance has not ended, or is being deleted.
 fn is_unfinished(instance: &VirtualMachineInstance) -> bool {
     let phase = instance.phase();
     !phase.unwrap_or_default().is_final() || instance.metadata.deletion_timestamp.is_some()
@@ -176,7 +177,7 @@ pub(crate) fn sets_of_change(change: &CacheChange<VirtualMachineInstance>) -> Ve
 
 /// Removes metadata that only its writers use.
 fn prune(instance: &mut VirtualMachineInstance) {
-    // This reads an annotation that is removed next.
+    // This call reads an annotation that the next one removes.
     clear_filled_in(instance);
     prune_metadata(&mut instance.metadata);
 }

@@ -16,12 +16,13 @@ pub(crate) fn owner(pod: &Pod) -> Option<(Key, String)> {
     Some((Key::namespaced(namespace, &owner.name), owner.uid.clone()))
 }
 
-/// Returns the UID of the instance that a pod was created for, by which reconciling one instance finds its pods.
+/// Returns the UID of the instance that a pod was created for. It is used to find the pods of an instance.
 pub(crate) fn owner_uid(pod: &Pod) -> Option<String> {
     owner(pod).map(|(_, uid)| uid)
 }
 
-/// Returns whether the instance with this UID controls a pod. The label alone is no proof: anyone can set it.
+/// Returns whether the instance with this UID controls a pod. The label alone is not sufficient, because anyone can set
+/// it.
 pub(crate) fn controls(uid: &str, pod: &Pod) -> bool {
     owner_uid(pod).is_some_and(|owner| owner == uid) && pod.labels().get(CREATED_BY).is_some_and(|label| label == uid)
 }

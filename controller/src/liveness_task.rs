@@ -1,12 +1,12 @@
 //! Keeps virtual machines off nodes whose agent is unresponsive.
 //!
 //! An agent renews its Lease every ten seconds. A Lease that has not changed for forty seconds, by this process's own
-//! clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an event. The agent sets it back once it
-//! responds again. [`UnresponsiveAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
-//! only together with an unresponsive agent does the deletion prove that no guest runs there.
+//! clock, is stale: the label `kubevirt.io/schedulable` of its node becomes false, with an event. The agent resets the
+//! label once it works again. [`UnresponsiveAgents`] provides this state to other tasks, also for nodes whose Node
+//! object was deleted: the deletion proves that no guest runs on the node only if the agent is unresponsive as well.
 //!
-//! A watch whose connection has died without an end shows no renewals, so a Lease is read before its staleness changes a
-//! node or proves that it is gone.
+//! A watch whose connection has broken unnoticed shows no renewals. A Lease is therefore read before its staleness
+//! changes a node or proves that the node no longer exists.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,15 +34,16 @@ use tracing::info;
 
 use crate::{metrics::ControllerMetrics, reconciler::triggered::Triggered, requests::patching};
 
-/// The parts of a Lease that change with a renewal.
+/// Parts of a Lease that change with a renewal: holder and renewal time.
 type Stamp = (Option<String>, Option<MicroTime>);
 
-/// The agents that are unresponsive. Clones share the state.
+/// Set of unresponsive agents. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct UnresponsiveAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
     on_change: Arc<dyn Fn() + Send + Sync>,
-    /// Notified when the task has to reconcile: a Lease has changed, or a read has shown what the watch has not.
+    /// Notified when the task has to reconcile: a Lease has changed, or a read has returned a state that the watch has
+    /// not shown.
     changed: Trigger,
 }
 
@@ -62,7 +63,7 @@ impl UnresponsiveAgents {
         self
     }
 
-    /// Creates the state after a list that showed no Leases.
+    /// Creates the state after a list without Leases.
     #[cfg(test)]
     pub(crate) fn without_leases() -> Self {
         let unresponsive = Self::new(|| ());
@@ -70,7 +71,7 @@ impl UnresponsiveAgents {
         unresponsive
     }
 
-    /// Returns whether the agent of this node may be alive. It counts as unresponsive if its Lease is stale or absent.
+    /// Returns whether the agent of this node may be alive. An agent is unresponsive if its Lease is stale or absent.
     pub(crate) fn sign(&self, node: &str) -> AgentSign {
         let (known, now) = (self.staleness.lock(), Instant::now());
         if known.is_stale(node, now) || known.is_absent(node, now) {
@@ -80,10 +81,10 @@ impl UnresponsiveAgents {
         }
     }
 
-    /// Returns whether the agent of this node may be alive. That it is unresponsive is confirmed by reading its Lease.
+    /// Returns whether the agent of this node may be alive. An unresponsive agent is confirmed by reading its Lease.
     ///
     /// # Errors
-    /// If the Lease cannot be read: then the agent may be alive.
+    /// If the Lease cannot be read. The agent may be alive in this case.
     pub(crate) async fn confirmed_sign(&self, leases: &Api<Lease>, node: &str) -> kube::Result<AgentSign> {
         if self.sign(node) == AgentSign::MayLive {
             return Ok(AgentSign::MayLive);
@@ -113,12 +114,12 @@ pub(crate) struct LivenessTask {
     metrics: ControllerMetrics,
 }
 
-/// The state that one reconcile keeps for the next.
+/// State that is kept between reconciles.
 #[derive(Debug, Default)]
 pub(crate) struct KeptLiveness {
     stale: Vec<String>,
     next_absence: Option<Instant>,
-    /// When the next Lease becomes stale, or is known to be absent.
+    /// Time at which the next Lease becomes stale or is known to be absent.
     due: Option<Instant>,
 }
 
@@ -128,7 +129,7 @@ impl Triggered for LivenessTask {
     const RETRY: (Duration, Duration) = (Duration::from_secs(1), STALE_AFTER);
     const FAILURE: &'static str = "a node with an unresponsive agent could not be made unschedulable";
 
-    /// A Lease is stale only once it was shown, and a node that is not shown is not changed.
+    /// No wait is needed: only a Lease that was shown can be stale, and only a node that was shown is changed.
     async fn wait_until_synced(&self) {}
 
     async fn reconcile(&self, kept: &mut KeptLiveness, term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
@@ -144,7 +145,7 @@ impl Triggered for LivenessTask {
         self.metrics
             .unresponsive
             .set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
-        // If the next absence is another one than before, or none, the previous one has begun to count.
+        // A different or missing next absence means that the previous one now counts.
         if stale != kept.stale || next_absence != kept.next_absence {
             (self.unresponsive.on_change)();
         }
@@ -163,7 +164,7 @@ impl Triggered for LivenessTask {
 }
 
 impl LivenessTask {
-    /// Starts watching the Leases.
+    /// Starts the watch of the Leases.
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,
@@ -190,8 +191,8 @@ impl LivenessTask {
         }
     }
 
-    /// Makes each of these nodes unschedulable, unless it already is, or its agent turns out to be alive, as long as this
-    /// process `leads`.
+    /// Makes each of these nodes unschedulable as long as this process `leads`, unless the node already is or its agent
+    /// turns out to be alive.
     ///
     /// # Errors
     /// The first error of a request to the API server, after the other nodes were handled.
@@ -201,7 +202,7 @@ impl LivenessTask {
             let Some(node) = self.nodes.shown().get(&Key::cluster(name)) else {
                 continue;
             };
-            // One node that cannot be marked holds up no other.
+            // A node that cannot be marked does not delay the others.
             result = result.and(self.mark(name, &node, &leads).await);
         }
         result
@@ -247,7 +248,7 @@ fn stamp_of(lease: &Lease) -> Stamp {
     (holder, spec.and_then(|spec| spec.renew_time.clone()))
 }
 
-/// Records one change of a Lease.
+/// Records a change of a Lease.
 fn observe(staleness: &mut Staleness<Stamp>, change: &CacheChange<Lease>, news: &Trigger) {
     match change {
         CacheChange::Object {
@@ -306,7 +307,7 @@ mod tests {
         });
         tokio::time::advance(STALE_AFTER).await;
         assert!(unresponsive.contains("n1"));
-        // The API server is unavailable for a while, so renewals are not seen.
+        // The API server is unavailable for a while, so renewals are not shown.
         apply(CacheChange::SyncState(SyncState {
             synced: true,
             problem: Some(WatchProblem::Failing("connection refused".into())),
@@ -373,7 +374,7 @@ mod tests {
         assert_eq!(unresponsive.sign("n1"), AgentSign::Unresponsive);
     }
 
-    /// A task as of [`task_over`], the term in which it leads, and API servers for its requests and its events.
+    /// Returns a task like [`task_over`], the term in which it leads, and API servers for its requests and its events.
     async fn fixture(names: &[&str]) -> (LivenessTask, LeaderTerm, ApiServer, ApiServer) {
         let ((client, server), (for_events, events_server)) = (api_server(), api_server());
         let process = Process::new();
@@ -388,7 +389,7 @@ mod tests {
         (task_over(names, client, events), term, server, events_server)
     }
 
-    /// A task over nodes of which `b` alone is unschedulable. The watch has shown a Lease of each agent.
+    /// Returns a task with nodes of which only `b` is unschedulable. The watch has shown a Lease of each agent.
     fn task_over(names: &[&str], client: Client, events: Events) -> LivenessTask {
         let node = |name: &&str| {
             let schedulable = if *name == "b" { FALSE } else { TRUE };
@@ -414,7 +415,7 @@ mod tests {
         }
     }
 
-    /// The Lease of an agent that was renewed in this second.
+    /// Returns the Lease of an agent that was renewed in this second.
     fn lease_at(name: &str, second: u8) -> Value {
         json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -462,14 +463,15 @@ mod tests {
     async fn agent_with_unwatched_renewals_stays_schedulable() {
         let (task, term, mut server, _events) = fixture(&["a"]).await;
         let served = async {
-            // Each verdict costs one read, and the next one is due once the renewal that it showed is stale.
+            // Each stale Lease costs one read. The next read is due when the renewal that this one has returned is
+            // stale.
             for second in [1, 2, 3] {
                 tokio::time::sleep(STALE_AFTER).await;
                 serve_lease(&mut server, "a", second).await;
                 assert!(server.is_left_alone_for(STALE_AFTER / 2).await);
                 assert_eq!(task.unresponsive.sign("a"), AgentSign::MayLive);
             }
-            // Where it cannot be read, nothing follows from it, until it can.
+            // If a Lease cannot be read, nothing is changed until it can be read.
             server.next_request().await.refuse(500, "InternalError");
             serve_lease(&mut server, "a", 3).await;
             let request = server.next_request().await;
@@ -504,7 +506,7 @@ mod tests {
         }
     }
 
-    /// Two nodes whose agents are unresponsive.
+    /// A scenario with two nodes whose agents are unresponsive.
     struct Silence(LivenessTask);
 
     impl Scenario for Silence {

@@ -1,4 +1,4 @@
-//! Carries out [`drydock_core::machine::plan`]: each machine has the instance that its run strategy requires.
+//! Executes [`drydock_core::machine::plan`]: each machine has the instance that its run strategy requires.
 //!
 //! ```text
 //!  machines, instances, migrations ─▶ key of the machine ─▶ reconcile ─▶ plan ─▶ status, then instance, event
@@ -58,8 +58,8 @@ pub(crate) fn watch_machines(
 }
 
 impl MachineTask {
-    /// Creates the task over these caches. Its queue also needs the keys of changed `instances`, and of those whose
-    /// migration begins or ends: each concerns the machine of the same key.
+    /// Creates the task with these caches. Its queue also needs the keys of changed `instances`, and the keys of
+    /// instances whose migration begins or ends. Each of them concerns the machine with the same key.
     pub(crate) fn new(
         client: Client,
         machines: AssumeCache<VirtualMachine>,
@@ -84,15 +84,15 @@ impl MachineTask {
     }
 }
 
-/// A machine, and what its plan depends on.
+/// A machine, and the inputs of its plan.
 pub(crate) struct MachineObservation {
     now: Timestamp,
     machine: VirtualMachine,
     instance: Option<Arc<VirtualMachineInstance>>,
-    /// Whether the API server itself has returned the instance.
+    /// Whether the instance was read from the API server.
     confirmed: bool,
     migrating: bool,
-    /// The reason why the API server refused to create the instance.
+    /// Reason why the API server refused to create the instance.
     failed_create: Option<String>,
 }
 
@@ -110,7 +110,7 @@ impl Reconciler for MachineTask {
             .and_then(|instance| instance.uid())
             .unwrap_or_default();
         if self.instances.is_deleted(&uid) {
-            // The watch is about to show that.
+            // The watch will show the deletion.
             return Ok(None);
         }
         Ok(Some(MachineObservation {
@@ -172,7 +172,7 @@ impl Reconciler for MachineTask {
         if let Some(instance) = &plan.create
             && let Some(refusal) = self.create(key, machine, instance).await?
         {
-            // What the API server refuses is for people to read.
+            // The status reports the refusal to users.
             (observed.instance, observed.confirmed) = (None, true);
             observed.failed_create = Some(refusal);
             return Ok(Executed::Replan);
@@ -213,7 +213,7 @@ impl MachineTask {
         api_of(&self.client, key)
     }
 
-    /// Replaces the finalizers, if the machine is unchanged since it was observed.
+    /// Replaces the finalizers if the machine has not changed since it was observed.
     async fn write_finalizers(
         &self,
         key: &Key,
@@ -233,8 +233,8 @@ impl MachineTask {
         Ok(())
     }
 
-    /// Changes the run strategy to Always, in the field that the machine has for it, if the machine is unchanged since
-    /// it was observed.
+    /// Changes the run strategy to Always, in the field that the machine uses, if the machine has not changed since it
+    /// was observed.
     async fn run_always(&self, key: &Key, machine: &mut VirtualMachine) -> kube::Result<()> {
         let spec = match machine.spec.run_strategy {
             Some(_) => json!({"runStrategy": RunStrategy::Always}),
@@ -250,7 +250,7 @@ impl MachineTask {
         Ok(())
     }
 
-    /// Writes the status, if the machine is unchanged since it was observed.
+    /// Writes the status if the machine has not changed since it was observed.
     async fn write_status(
         &self,
         key: &Key,
@@ -258,7 +258,7 @@ impl MachineTask {
         status: &VirtualMachineStatus,
     ) -> kube::Result<()> {
         let mut status = json!(status);
-        // Other clients add requests; an explicit empty list removes theirs.
+        // Other clients add requests to this list. An explicit empty list removes them.
         if status.get("stateChangeRequests").is_none() {
             status["stateChangeRequests"] = json!([]);
         }
@@ -296,13 +296,13 @@ impl MachineTask {
                 self.record_event(machine, Severity::Normal, "SuccessfulDelete", note);
                 Ok(())
             }
-            // It was deleted or replaced; the watch is about to show that.
+            // The instance was deleted or replaced. The watch will show it.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Creates the instance. Returns the message of the API server if it refuses that.
+    /// Creates the instance. Returns the message of the API server if the API server refuses that.
     async fn create(
         &self,
         key: &Key,
@@ -320,7 +320,7 @@ impl MachineTask {
                 self.record_event(machine, Severity::Normal, "SuccessfulCreate", note);
                 Ok(None)
             }
-            // The watch is about to show it, whatever its owner.
+            // The watch will show the existing instance, whatever its owner is.
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
             Err(kube::Error::Api(status)) if is_refusal(&status) => Ok(Some(status.message)),
             Err(source) => Err(ReconcileError::Failed {

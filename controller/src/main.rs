@@ -1,4 +1,4 @@
-//! Drydock's cluster controller. See [`args`] for its options, and [`run`] and [`uninstall`] for what it does.
+//! Cluster controller of Drydock. See [`args`] for the options, and [`run`] and [`uninstall`] for the commands.
 
 mod admission;
 mod admit;

@@ -1,4 +1,4 @@
-//! Executes [`drydock_core::maintenance::next`]: nodes that a NodeMaintenance names are drained and kept empty.
+//! Executes [`drydock_core::maintenance::next`]: drains the nodes that a NodeMaintenance names, and keeps them empty.
 //!
 //! ```text
 //!  maintenances of both groups ─┐
@@ -7,7 +7,7 @@
 //!  PDBs that allow evictions ───┘                             └─▶ response: node enqueued again
 //! ```
 //!
-//! A reconcile never waits for a pod, so that one stuck node delays no other. Nodes without a maintenance cost
+//! A reconcile never waits for a pod, so that a stuck node does not delay others. Nodes without a maintenance cost
 //! nothing: pods, PDBs and DaemonSets are watched only while a node is in maintenance.
 
 mod evictions;
@@ -62,14 +62,14 @@ use crate::{
 
 /// Maximum number of nodes that are reconciled concurrently. A reconcile only waits for the API server.
 const MAX_CONCURRENT_RECONCILES: usize = 128;
-/// The namespaces of Leases.
+/// Namespaces of Leases.
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseNamespaces {
-    /// Namespace of the Leases of nodes that maintenances of the newer group name.
+    /// Namespace of the Leases of nodes in maintenances of the newer API group.
     pub(crate) leases: String,
-    /// Namespace of the Leases of nodes that maintenances of the older group name.
+    /// Namespace of the Leases of nodes in maintenances of the older API group.
     pub(crate) kubevirt_leases: String,
-    /// Namespace of the reservations of nodes: the controller's own.
+    /// Namespace of the reservations of nodes, which is the controller's own.
     pub(crate) own: String,
 }
 
@@ -85,18 +85,18 @@ pub(crate) struct MaintenanceTask {
     evictions: PodEvictions,
     events: Events,
     kept: Mutex<HashMap<String, PodsGuard>>,
-    /// Maintenances that were logged as overdue.
+    /// Maintenances that have been logged as overdue.
     overdue: Mutex<HashSet<(Group, Key)>>,
 }
 
-/// The result of an action.
+/// Result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StepResult {
-    /// It was executed.
+    /// The action was executed.
     Yes,
-    /// The objects have changed since it was planned.
+    /// The objects have changed since the action was planned.
     Changed,
-    /// The maintenance was deleted, which its watch will show.
+    /// The maintenance was deleted. The watch will show it.
     Gone,
 }
 
@@ -106,7 +106,7 @@ impl StepResult {
     }
 }
 
-/// A node's Lease during one reconcile, including writes that the watch shows only later.
+/// A node's Lease during one reconcile, including writes that the watch does not show yet.
 #[derive(Default)]
 struct LeaseSeen {
     lease: Option<Lease>,
@@ -116,14 +116,14 @@ struct LeaseSeen {
 /// The queues of the task.
 #[derive(Clone, Debug)]
 pub(crate) struct MaintenanceQueues {
-    /// The nodes to reconcile.
+    /// Nodes to reconcile.
     pub(crate) nodes: WorkQueue,
-    /// The evictions to request.
+    /// Evictions to request.
     evictions: WorkQueue,
 }
 
 impl MaintenanceQueues {
-    /// Creates the queues, which count in `metrics`.
+    /// Creates the queues. They report to `metrics`.
     pub(crate) fn new(metrics: &WorkQueueMetrics) -> Self {
         Self {
             nodes: WorkQueue::new("maintenances", MAX_CONCURRENT_RECONCILES, metrics),
@@ -182,15 +182,15 @@ impl MaintenanceTask {
 /// The maintenances of a node.
 pub(crate) struct OfNode {
     shown: Vec<(Group, Arc<NodeMaintenance>)>,
-    /// Including writes that the watches do not show yet.
+    /// Maintenances including writes that the watches do not show yet.
     newest: Vec<(Group, Key, NodeMaintenance)>,
 }
 
 /// The planned actions for a node.
 pub(crate) struct NodeActions {
-    /// Whether its pods have to be watched.
+    /// Whether the pods of the node have to be watched.
     needs_pods: bool,
-    /// Its maintenances, and whether another one holds the node.
+    /// Maintenances of the node, each with whether another maintenance holds the node.
     maintenances: Vec<(Group, Key, bool)>,
 }
 
@@ -230,14 +230,14 @@ impl Reconciler for MaintenanceTask {
                 group,
                 has_conflict: has_rival,
             };
-            // A maintenance whose request fails holds up no other.
+            // A maintenance whose request fails does not delay the others.
             match maintenance.reconcile(&key).await {
                 Ok(Requeue::OnChange) => {}
                 Ok(Requeue::At(at)) => wake = wake.or_at(Some(at)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        // Last, since the maintenances do not wait for it.
+        // The reservation is settled last, because the maintenances do not wait for it.
         let settled = self
             .leases
             .settle_reservation(node, &observed.shown, clock::now())
@@ -260,7 +260,7 @@ impl Queued for MaintenanceTask {
     }
 }
 
-/// Reconciles one maintenance: one action after the other, until none is due.
+/// A reconcile of one maintenance, which executes one action after the other until none is due.
 struct MaintenanceRun<'a> {
     task: &'a MaintenanceTask,
     node: &'a str,
@@ -268,19 +268,19 @@ struct MaintenanceRun<'a> {
     has_conflict: bool,
 }
 
-/// A maintenance, and what its next action depends on.
+/// A maintenance, and the inputs of its next action.
 struct MaintenanceObservation {
     now: Timestamp,
     object: NodeMaintenance,
     node: Option<Node>,
     pods: Option<Vec<Arc<Pod>>>,
-    /// Namespace and name of the DaemonSets of these pods that no longer exist.
+    /// Namespace and name of those DaemonSets of the pods that no longer exist.
     gone: HashSet<(String, String)>,
     lease: LeaseSeen,
 }
 
 impl MaintenanceRun<'_> {
-    /// Observes the maintenance again; `lease` includes writes that the watch does not show yet.
+    /// Observes the maintenance again. `lease` includes writes that the watch does not show yet.
     async fn observe_with(
         &self,
         key: &Key,
@@ -351,7 +351,8 @@ impl Reconciler for MaintenanceRun<'_> {
         let is_last = next == MaintenanceStep::RemoveFinalizer;
         let done = task.act(group, key, observed, next).await?;
         let requeue = match done {
-            // An action that failed because objects have changed is planned again, without an event.
+            // If an action failed because objects have changed, the next action is planned without waiting for an
+            // event.
             StepResult::Changed => None,
             StepResult::Gone => Some(Requeue::OnChange),
             StepResult::Yes => {
@@ -381,7 +382,7 @@ impl Reconciler for MaintenanceRun<'_> {
 }
 
 impl MaintenanceTask {
-    /// Watches the pods of a node while a maintenance holds it, and PDBs and DaemonSets while there is any such node.
+    /// Watches the pods of a node while a maintenance holds it. PDBs and DaemonSets are watched while any node is held.
     fn keep(&self, node: &str, holds: bool) {
         let mut kept = self.kept.lock();
         if holds {
@@ -392,23 +393,23 @@ impl MaintenanceTask {
         self.node_context.want(!kept.is_empty());
     }
 
-    /// Returns the nodes that maintenances name, and those whose pods are watched: their maintenances may have ended
-    /// while another process led.
+    /// Returns the nodes that maintenances name, and the nodes whose pods are watched. The maintenances of the latter
+    /// may have ended while another process was the leader.
     fn known_nodes(&self) -> HashSet<String> {
         let mut nodes: HashSet<String> = self.maintenances.nodes().into_iter().collect();
         nodes.extend(self.kept.lock().keys().cloned());
         nodes
     }
 
-    /// Forgets a maintenance that is over.
+    /// Drops the state of a maintenance that has ended.
     fn forget(&self, group: Group, key: &Key) {
         let mut overdue = self.overdue.lock();
         overdue.remove(&(group, key.clone()));
         self.maintenances.of_group(group).forget(key);
     }
 
-    /// Logs once that a node is not empty although its evictions began a while ago, with the message of the
-    /// operators: people and tests search the log for it.
+    /// Logs once that a node is not empty although its evictions began a while ago. The message is the one of the
+    /// operators, because users and tests search the log for it.
     fn log_overdue(&self, group: Group, key: &Key) {
         let Some(object) = self.maintenances.of_group(group).newest(key) else {
             return;
@@ -428,7 +429,7 @@ impl MaintenanceTask {
         }
     }
 
-    /// Returns the node; `None` if the API server confirms that it does not exist.
+    /// Returns the node. Returns `None` if the API server confirms that the node does not exist.
     async fn node(&self, name: &str) -> kube::Result<Option<Node>> {
         match self.nodes.nodes.newest(&Key::cluster(name)) {
             Some(node) => Ok(Some(node)),
@@ -436,7 +437,7 @@ impl MaintenanceTask {
         }
     }
 
-    /// Returns the DaemonSets of these pods that no longer exist.
+    /// Returns those DaemonSets of these pods that no longer exist.
     async fn gone_daemon_sets(&self, pods: &[Arc<Pod>]) -> kube::Result<HashSet<(String, String)>> {
         let named: HashSet<(&str, &str)> = pods.iter().filter_map(|pod| pods::daemon_set(pod)).collect();
         let mut gone = HashSet::new();

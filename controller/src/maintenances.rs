@@ -1,4 +1,4 @@
-//! All NodeMaintenances of both groups: one watch for each, shared by the task and the admission.
+//! The caches of all NodeMaintenances of both API groups. The task and the admission share one watch for each group.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,7 +19,7 @@ pub(crate) struct Maintenances {
     by_node: Arc<Mutex<ByNode>>,
 }
 
-/// Maintenances by the node that they name, which does not change.
+/// Maintenances by the node that they name. The node of a maintenance does not change.
 type ByNode = HashMap<String, BTreeSet<(Group, Key)>>;
 
 impl Maintenances {
@@ -84,8 +84,8 @@ impl Maintenances {
             .collect()
     }
 
-    /// Returns maintenances of a node including writes that the watches do not show yet; none for those that these
-    /// have deleted.
+    /// Returns maintenances of a node including writes that the watches do not show yet. Maintenances that these writes
+    /// have deleted are omitted.
     pub(crate) fn newest(&self, shown: &[(Group, Arc<NodeMaintenance>)]) -> Vec<(Group, Key, NodeMaintenance)> {
         let newest = shown.iter().filter_map(|(group, object)| {
             let key = Key::of(object.as_ref());

@@ -7,16 +7,16 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// All of the controller's metrics.
+/// All metrics of the controller.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ControllerMetrics {
-    /// Nodes whose agent has become unresponsive since this process started.
+    /// Number of nodes whose agent has become unresponsive since this process started.
     pub(crate) became_unresponsive: Counter,
-    /// Nodes whose agent is unresponsive now.
+    /// Number of nodes whose agent is unresponsive now.
     pub(crate) unresponsive: Gauge<i64, AtomicI64>,
-    /// Nodes with an agent.
+    /// Number of nodes with an agent.
     pub(crate) nodes: Gauge<i64, AtomicI64>,
-    /// Nodes that follow the configuration in force.
+    /// Number of nodes that follow the configuration in force.
     pub(crate) following: Gauge<i64, AtomicI64>,
 }
 

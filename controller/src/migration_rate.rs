@@ -1,4 +1,4 @@
-//! The rate at which guests have migrated so far.
+//! The measured rate of migrations so far.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     migrations::{Migrations, instance_of},
 };
 
-/// Learns from succeeded migrations that still exist. Clones share the measurements.
+/// Measures the rate of succeeded migrations that still exist. Clones share the measurements.
 #[derive(Clone)]
 pub(crate) struct MigrationRate {
     instances: Instances,
@@ -28,7 +28,7 @@ impl MigrationRate {
         }
     }
 
-    /// Returns how fast guests have migrated; `None` if none has.
+    /// Returns the measured rate of migrations. Returns `None` if no migration has succeeded.
     pub(crate) fn rate(&self) -> Option<DrainRate> {
         for migration in self.migrations.take_succeeded() {
             let guest = self
@@ -41,7 +41,7 @@ impl MigrationRate {
         (rate.count > 0).then_some(rate)
     }
 
-    /// Adds a migration that took `took`, of a guest with `bytes` bytes of memory.
+    /// Adds a migration of a guest with `bytes` bytes of memory that took the time `took`.
     #[cfg(test)]
     pub(crate) fn learned(self, took: std::time::Duration, bytes: u64) -> Self {
         self.measured.lock().add(took, bytes);

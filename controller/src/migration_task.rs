@@ -1,5 +1,5 @@
-//! Executes [`drydock_core::migration::cluster::step`]: each migration gets its target pod, its slot, its sides, and
-//! an end.
+//! Executes [`drydock_core::migration::cluster::step`]: each migration gets a target pod, a slot, a source and a
+//! target, and a result.
 //!
 //! ```text
 //!  migrations ─┐                                         ┌─▶ target pod, phase, sides, abort, end
@@ -76,7 +76,7 @@ pub(crate) struct MigrationTask {
 }
 
 impl MigrationTask {
-    /// Creates the task over these caches; `refusals` are those of the process, `work` is the queue of migrations to
+    /// Creates the task with these caches. `refusals` are those of the process, `work` is the queue of migrations to
     /// reconcile.
     pub(crate) fn new(
         client: Client,
@@ -134,7 +134,7 @@ impl MigrationTask {
         );
     }
 
-    /// Begins a term, with the slots that the last leader has granted.
+    /// Starts a term with the slots that the previous leader has granted.
     async fn begin(&self) {
         self.trimming.active();
         tokio::join!(
@@ -145,8 +145,8 @@ impl MigrationTask {
         self.rebuild_slots().await;
     }
 
-    /// Reads the granted slots from the API server, since caches may lag behind the grants of the last leader. Retries
-    /// until it responds.
+    /// Reads the granted slots from the API server, because the caches may not show all grants of the previous leader
+    /// yet. Retries until the API server responds.
     async fn rebuild_slots(&self) {
         let mut pause = drydock_runtime::Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         loop {
@@ -191,7 +191,7 @@ impl MigrationTask {
         entry(migration, instance.as_deref(), pod, refused, now)
     }
 
-    /// Returns the migrations of the same instance that were reconciled before and have not begun.
+    /// Returns the migrations of the same instance that have been queued but have not begun.
     fn queued_beside(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> Vec<Key> {
         let all = self.migrations.of_instance(&instance_of(key, migration)).into_iter();
         all.filter(|other| MigrationRecord::of(other).is_queued())
@@ -199,9 +199,9 @@ impl MigrationTask {
             .collect()
     }
 
-    /// Updates what this process keeps about a migration, before it is observed: its entry in the queue, which may
-    /// grant places and slots to it and to others, and its refusal, which ends with a target pod. `None`: it does not
-    /// exist.
+    /// Updates the state that this process keeps about a migration before it is observed: its entry in the queue, and
+    /// its refusal, which ends with a target pod. The new entry may lead to grants for this migration and for others.
+    /// `None` means that the migration does not exist.
     fn update_queue(&self, key: &Key, migration: Option<&VirtualMachineInstanceMigration>) {
         let refused = RefusedStep::TargetPod(key.clone());
         let Some(migration) = migration else {
@@ -217,7 +217,7 @@ impl MigrationTask {
             self.trimming.active();
         }
         if record.phase.is_none() {
-            // It may precede those that are queued already.
+            // The new migration may take precedence over those that are already queued.
             for queued in self.queued_beside(key, migration) {
                 self.work.add(queued);
             }
@@ -231,7 +231,8 @@ impl MigrationTask {
         }
     }
 
-    /// Grants places and slots to the next migrations, and enqueues these.
+    /// Grants places (permissions to have a target pod) and slots to the next migrations, and enqueues these
+    /// migrations.
     fn turn(&self) {
         let limits = self.launchers.configuration.get().migrations.clone();
         self.enqueue(self.turns.grant(&limits, clock::now()));
@@ -254,9 +255,9 @@ pub(crate) struct MigrationObservation {
 
 /// The planned steps for a migration.
 pub(crate) enum MigrationPlan {
-    /// It has ended, and its instance no longer exists: delete it.
+    /// The migration has ended and its instance no longer exists, so the migration is deleted.
     Delete,
-    /// Execute these steps.
+    /// The steps are executed.
     Steps(Vec<ClusterStep>),
 }
 
@@ -267,8 +268,8 @@ impl Reconciler for MigrationTask {
     async fn observe(&self, key: &Key) -> Result<Option<MigrationObservation>, ReconcileError> {
         let newest = self.migrations.objects.newest(key);
         self.update_queue(key, newest.as_ref());
-        // A newer version has written a part that this one cannot read, and continues with it. This one could not
-        // write the part back as it is.
+        // A newer version has written a part of the status that this version cannot read, and continues with it. This
+        // version could not write the part back unchanged.
         let Some(migration) = newest.filter(|migration| !MigrationRecord::of(migration).is_unknown()) else {
             return Ok(None);
         };
@@ -306,7 +307,7 @@ impl Reconciler for MigrationTask {
             MigrationPlan::Steps(steps) => steps,
         };
         let after = self.take_steps(key, observed, steps).await?;
-        // The steps, or reconciles of other migrations meanwhile, may have changed it.
+        // The steps, or reconciles of other migrations in the meantime, may have changed the slot state.
         let uid = observed.observed.migration.uid().unwrap_or_default();
         observed.observed.slot = self.turns.state_of(&uid);
         match after {
@@ -360,7 +361,7 @@ impl MigrationTask {
                         Err(kube::Error::Api(status)) if is_refusal(&status) => {
                             self.refused(key, migration, &status, now);
                         }
-                        // It keeps its place, and its status still reports that it is queued.
+                        // The migration keeps its place, and its status still reports that it is queued.
                         Err(source) => {
                             execution.failed = Some(ReconcileError::Failed {
                                 step: "creation of its target pod",
@@ -395,7 +396,7 @@ impl MigrationTask {
         Ok(after)
     }
 
-    /// Writes the status after the last step. Returns when to reconcile again.
+    /// Writes the status after the last step. Returns the time of the next reconcile.
     ///
     /// # Errors
     /// If a request to the API server fails, or the target pod could not be created.
@@ -420,7 +421,8 @@ impl MigrationTask {
         Ok(Requeue::OnChange.or_at(obstacles.reconcile_at(now)))
     }
 
-    /// Returns both sides of a migration, which are recorded only once; `None` if a part of them is unknown.
+    /// Returns the source and the target of a migration, which are recorded only once. Returns `None` if a part of them
+    /// is unknown.
     fn sides(&self, observed: &ObservedMigration) -> Option<Sides> {
         let instance = observed.instance.as_ref()?;
         let source = self.launchers.nodes.pair(instance.node_name()?);
@@ -434,9 +436,8 @@ impl MigrationTask {
         self.refusals.of(&RefusedStep::TargetPod(key.clone()), now)
     }
 
-    /// Handles a refusal of a migration's target pod. The condition reports the reason until there is a pod, the
-    /// place goes to other migrations, and the next attempt follows after a back-off or a change of what may have refused
-    /// it.
+    /// Handles a refusal of a migration's target pod. The condition reports the reason until there is a pod, and other
+    /// migrations get the place. The next attempt follows after a back-off, or after a change that may end the refusal.
     fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
         let before = self.refused_step(key, now);
         if before.is_none_or(|before| before.message != status.message) {

@@ -1,4 +1,4 @@
-//! All migrations: one watch, shared by the tasks and the admission.
+//! The cache of all migrations. The tasks and the admission share one watch.
 //!
 //! ```text
 //!  watch ──▶ cache ───────────────────────┬─▶ for_each
@@ -24,19 +24,19 @@ pub(crate) use metrics::MigrationMetrics;
 pub(crate) struct Migrations {
     pub(crate) objects: AssumeCache<VirtualMachineInstanceMigration>,
     indexes: MigrationIndexes,
-    /// Migrations that have succeeded since the last query for them.
+    /// Migrations that have succeeded and have not been taken yet.
     succeeded: Arc<Mutex<BTreeSet<Key>>>,
 }
 
-/// Some ended migrations of each instance are kept, so that a large cluster has very many migrations, of which few
-/// matter.
+/// Indexes of migrations. Some ended migrations of each instance are kept, so a large cluster has a large number of
+/// migrations, of which only a few are relevant.
 #[derive(Clone, Debug)]
 struct MigrationIndexes {
-    /// By the instance that a migration moves.
+    /// Migrations by the instance that they move.
     by_instance: Index<VirtualMachineInstanceMigration>,
-    /// Migrations that are not over.
+    /// Migrations that have not ended.
     unfinished: Index<VirtualMachineInstanceMigration>,
-    /// Deleted migrations that have failed and are kept for the agents of their sources.
+    /// Failed migrations that are being deleted and are kept for the agents of their source nodes.
     kept: Index<VirtualMachineInstanceMigration>,
 }
 
@@ -101,18 +101,19 @@ impl Migrations {
         self.objects.shown().wait_until_synced().await;
     }
 
-    /// Calls `visit` with each migration, in no order. Changes wait meanwhile: keep it short.
+    /// Calls `visit` with each migration, in no particular order. Changes of the cache wait in the meantime, so `visit`
+    /// has to be fast.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstanceMigration>)) {
         self.objects.shown().for_each(visit);
     }
 
-    /// Returns the migrations that move this instance, whatever their phase, by name. A migration that this process
-    /// has just created comes last.
+    /// Returns the migrations of this instance in any phase, sorted by name. A migration that this process has just
+    /// created comes last.
     pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         self.objects.by(&self.indexes.by_instance, &instance.to_string())
     }
 
-    /// As [`Self::of_instance`], with what this process has written and the watch does not show yet.
+    /// Like [`Self::of_instance`], including writes of this process that the watch does not show yet.
     pub(crate) fn newest_of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let shown = self.of_instance(instance).into_iter();
         shown
@@ -124,20 +125,20 @@ impl Migrations {
             .collect()
     }
 
-    /// Remembers a migration that this process has created, or found already created, until the watch shows it:
-    /// otherwise a reconcile before that would create another one.
+    /// Records a migration that this process has created, or has found already created, until the watch shows it.
+    /// Otherwise a reconcile before that would create another one.
     pub(crate) fn remember_made(&self, migration: VirtualMachineInstanceMigration) {
         self.objects.created(migration, ASSUMED_FOR);
     }
 
-    /// Returns the migrations that the watch shows and that are not over.
+    /// Returns the migrations that the watch shows and that have not ended.
     pub(crate) fn unfinished(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let keys = self.indexes.unfinished.keys("");
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
-    /// Returns the keys of the migrations whose next step may depend on the state of a node: of those that are not
-    /// over, and of those that are deleted and kept for the agents of their sources.
+    /// Returns the keys of the migrations whose next step may depend on the state of a node. These are the migrations
+    /// that have not ended, and those that are being deleted and are kept for the agents of their source nodes.
     pub(crate) fn depending_on_nodes(&self) -> BTreeSet<Key> {
         [&self.indexes.unfinished, &self.indexes.kept]
             .iter()
@@ -151,15 +152,15 @@ impl Migrations {
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
-    /// Returns the keys of the migrations of an instance that a change of it concerns: of those that are not over or
-    /// kept for the agents of their sources; of all if the instance was deleted.
+    /// Returns the keys of the migrations that a change of their instance concerns. These are the migrations that have
+    /// not ended or are kept for the agents of their source nodes, or all migrations if the instance was deleted.
     pub(crate) fn keys_of(&self, instance: &Key, deleted: bool) -> Vec<Key> {
         self.keys_where(instance, |_, record| deleted || is_unsettled(record))
     }
 
-    /// Returns the keys of the migrations of an instance that a change of one of its pods concerns: those of
-    /// [`Self::keys_of`], and the failed one with the UID `made_for` whose target it is. That pod has to be deleted even
-    /// if it was shown only after the failure.
+    /// Returns the keys of the migrations that a change of an instance's pod concerns. These are the keys of
+    /// [`Self::keys_of`], and the failed migration with the UID `made_for` if the pod is its target. Such a pod has to
+    /// be deleted even if the watch showed it only after the failure.
     pub(crate) fn keys_of_pod(&self, instance: &Key, made_for: Option<&str>) -> Vec<Key> {
         self.keys_where(instance, |migration, record| {
             let is_target = made_for.is_some() && migration.metadata.uid.as_deref() == made_for;
@@ -187,7 +188,7 @@ impl Migrations {
     }
 }
 
-/// Returns whether a migration is not over, or is kept for the agent of its source.
+/// Returns whether a migration has not ended, or is kept for the agent of its source node.
 fn is_unsettled(record: &MigrationRecord) -> bool {
     !record.is_over() || record.is_kept_for_source()
 }
@@ -239,7 +240,7 @@ pub(crate) fn begun_or_ended(change: &CacheChange<VirtualMachineInstanceMigratio
     before.into_iter().chain(after).collect()
 }
 
-/// Returns whether the move itself has begun: not while a migration waits for a slot or for a pod.
+/// Returns whether the transfer itself has been started. It has not while the migration waits for a slot or for a pod.
 fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
     use MigrationPhase::{
         Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady, Unknown,

@@ -1,4 +1,4 @@
-//! Volumes that kubelets cannot mount into launcher pods. Only the events of the pods name them.
+//! Volumes that kubelets cannot mount into launcher pods. Only the events of the pods contain their names.
 //!
 //! Watching events needs the least permissions: the missing object may be a Secret, which the controller has no right
 //! to read.
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 /// Name prefix of launcher pods.
 const LAUNCHERS: &str = "virt-launcher-";
 
-/// When an event last occurred, and its message.
+/// Time of the last occurrence of an event, and its message.
 type LastFailure = (Option<Timestamp>, String);
 
 /// The last kubelet message about the volumes of each pod. Clones share it.
@@ -80,11 +80,11 @@ impl MountFailures {
                 of_pods.remove(uid);
             }
         }
-        // A repeated event brings no new message.
+        // A repeated event without a new message is not a change.
         (newest(of_pods.get(uid)).map(str::to_owned) != before).then(|| Key::namespaced(namespace, name))
     }
 
-    /// Returns the last message about the pod with this UID.
+    /// Returns the last kubelet message about the volumes of the pod with this UID.
     pub(crate) fn of(&self, uid: &str) -> Option<String> {
         let of_pods = self.of_pods.lock();
         newest(of_pods.get(uid)).map(str::to_owned)
@@ -98,7 +98,7 @@ fn newest(events: Option<&BTreeMap<Key, LastFailure>>) -> Option<&str> {
         .map(|(_, message)| message.as_str())
 }
 
-/// Returns when an event last occurred.
+/// Returns the time of the last occurrence of an event.
 fn last(event: &Event) -> Option<Timestamp> {
     let series = event
         .series

@@ -17,10 +17,10 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use kube::Client;
 use parking_lot::Mutex;
 
-/// Annotation of mirror pods: API objects of static pods, which the kubelet reads from a file.
+/// Annotation of mirror pods, which are API objects for static pods. The kubelet reads static pods from files.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// The pods of nodes, each node watched while at least one guard for it exists. Clones share the watches.
+/// Pods of nodes. Each node is watched while at least one guard for it exists. Clones share the watches.
 #[derive(Clone)]
 pub(crate) struct NodePods(Arc<NodePodsState>);
 
@@ -31,7 +31,7 @@ struct NodePodsState {
     watched: Mutex<HashMap<String, WatchedNode>>,
 }
 
-/// The pods of one node.
+/// Watched pods of one node.
 struct WatchedNode {
     guards: usize,
     pods: Cache<Pod>,
@@ -75,8 +75,8 @@ impl NodePods {
         }
     }
 
-    /// Returns the pods of a node, in no order, as last reported by the API server; `None` before the first list, and
-    /// for a node that has no guard.
+    /// Returns the pods of a node, in no particular order, as last reported by the API server. Returns `None` before
+    /// the first list, and for a node without a guard.
     pub(crate) fn of(&self, node: &str) -> Option<Vec<Arc<Pod>>> {
         let pods = self.0.watched.lock().get(node)?.pods.clone();
         pods.sync_state().synced.then(|| pods.all())
@@ -104,7 +104,8 @@ impl NodePodsState {}
 impl WatchedNode {
     fn new(shared: &Arc<NodePodsState>, node: &str) -> Self {
         let wanted = CancellationToken::new();
-        // The callback must not keep the watch alive: the watch ends with the last guard.
+        // The callback has a weak reference, so that it does not keep the watch alive. The watch ends with the last
+        // guard.
         let (hearer, name) = (Arc::downgrade(shared), node.to_owned());
         let watch = Watch::<Pod>::all(shared.client.clone(), "pods of a node")
             .listing(ListMode::Streamed)
@@ -145,7 +146,7 @@ impl fmt::Debug for PodsGuard {
     }
 }
 
-/// Returns whether a change affects the fields that [`prune`] keeps, or whether the cache can be relied on.
+/// Returns whether a change affects the fields that [`prune`] keeps, or the sync state of the cache.
 fn matters(change: &CacheChange<Pod>) -> bool {
     let plain = |pod: &Option<Arc<Pod>>| {
         pod.as_ref().map(|pod| {
@@ -161,8 +162,8 @@ fn matters(change: &CacheChange<Pod>) -> bool {
     }
 }
 
-/// Keeps what determines whether and how a pod leaves its node: name, labels, owners, deletion, mirror annotation,
-/// phase and conditions.
+/// Keeps the fields that determine whether and how a pod leaves its node: name, labels, owners, deletion, mirror
+/// annotation, phase and conditions.
 fn prune(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     if let Some(annotations) = &mut pod.metadata.annotations {

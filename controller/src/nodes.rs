@@ -35,7 +35,7 @@ use crate::{
     maintenances::Maintenances,
 };
 
-/// Taint of a node: confirms that the node is powered off. An administrator or a fencing operator sets it.
+/// Taint that confirms that a node is powered off. An administrator or a fencing operator sets it.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Nodes and Hypervisors. Clones share the caches.
@@ -47,7 +47,7 @@ pub(crate) struct Nodes {
     pub(crate) hypervisors: AssumeCache<Hypervisor>,
     maintenances: Maintenances,
     pub(crate) unresponsive_agents: UnresponsiveAgents,
-    /// Result of [`Nodes::pairs`], until something changes.
+    /// Result of [`Nodes::pairs`]; `None` after a change.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct NodePair {
 }
 
 impl NodePair {
-    /// Returns the node as placement sees it.
+    /// Returns the node in the form that placement uses.
     pub(crate) fn view(&self) -> NodeView<'_> {
         let status = self
             .hypervisor
@@ -112,7 +112,7 @@ impl Nodes {
         }
     }
 
-    /// Creates a set with the given nodes and nothing else.
+    /// Creates a cache with the given nodes only.
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, nodes: impl IntoIterator<Item = Node>) -> Self {
         Self {
@@ -126,8 +126,8 @@ impl Nodes {
         }
     }
 
-    /// Returns the nodes that are being drained, or are about to be, and that would accept a pod with these
-    /// tolerations. `key` is the key of the drain taint.
+    /// Returns the nodes that are being drained, or are about to be, and whose taints a pod with these tolerations
+    /// would tolerate. `key` is the key of the drain taint.
     pub(crate) fn leaving(&self, key: &str, tolerations: &[Toleration]) -> Vec<String> {
         let mut leaving = Vec::new();
         self.nodes.shown().for_each(|name, node| {
@@ -147,8 +147,8 @@ impl Nodes {
         );
     }
 
-    /// Returns the state of a node. That its Node object is deleted is only accepted when the API server confirms it,
-    /// and proves nothing about its guests while its agent may be alive. That its agent is not is confirmed, too.
+    /// Returns the state of a node. The deletion of its Node object has to be confirmed by the API server, and proves
+    /// nothing about its guests while its agent may be alive. An unresponsive agent is confirmed as well.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -166,7 +166,7 @@ impl Nodes {
         Ok(state_of(&node))
     }
 
-    /// Returns the origin of the request when a pod on this node is evicted, as far as the Node shows it.
+    /// Returns the origin of an eviction request for a pod on this node, as far as the Node shows it.
     pub(crate) fn requester(&self, name: &str, configuration: &Configuration) -> DrainRequest {
         let node = self.nodes.shown().get(&Key::cluster(name));
         node.map_or(DrainRequest::Eviction, |node| {
@@ -175,7 +175,7 @@ impl Nodes {
         })
     }
 
-    /// Returns all nodes. The pairs are built once per change, not once per call.
+    /// Returns all nodes. The pairs are built once after each change, not at each call.
     pub(crate) fn pairs(&self) -> Arc<Vec<NodePair>> {
         let mut pairs = self.pairs.lock();
         if let Some(pairs) = &*pairs {
@@ -207,7 +207,7 @@ impl Nodes {
 
     /// Returns the features of the minimum CPU model in force, as the agents resolved them.
     pub(crate) fn minimum(&self, model: &str) -> Minimum {
-        // The default model needs no report, so that not every Hypervisor is read for each pod.
+        // The default model is resolved without reports, so that not every Hypervisor is read for each pod.
         if let Some(minimum) = Minimum::resolve(model, |_| None) {
             return minimum;
         }
@@ -242,7 +242,7 @@ fn state_of(node: &Node) -> NodeState {
     }
 }
 
-/// Keeps what determines where a virtual machine can run.
+/// Keeps the fields that determine where a virtual machine can run.
 fn prune_node(node: &mut Node) {
     if let Some(annotations) = &mut node.metadata.annotations {
         annotations.retain(|name, _| name == DRAIN_PREVIEW);
@@ -282,7 +282,7 @@ fn prune_node(node: &mut Node) {
     }
 }
 
-/// Returns whether a condition reports how a node is being drained.
+/// Returns whether a condition reports the state of a drain.
 fn is_of_drains(condition: &NodeCondition) -> bool {
     [DRAIN_IN_PROGRESS, DRAINED].contains(&condition.type_.as_str())
 }
@@ -294,7 +294,7 @@ fn without_drain_conditions(node: &mut Node) {
     }
 }
 
-/// Removes the equivalent fields of a Hypervisor.
+/// Removes the fields of a Hypervisor whose changes do not matter to virtual machines.
 fn without_drain(hypervisor: &mut Hypervisor) {
     if let Some(status) = &mut hypervisor.status {
         status.drain = None;
@@ -389,11 +389,11 @@ mod tests {
         });
         assert_eq!(state, NodeState::Deleted, "its agent may make its Lease again");
         let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}});
-        // Once it is to be there, what the API server returns of the Lease, and what follows.
+        // Response of the API server to the read of the Lease once the Lease counts as absent, and the resulting state.
         for (read, expected) in [
             (Err((404, "NotFound")), Some(NodeState::Gone)),
             (Err((500, "InternalError")), None),
-            // The watch has not shown it.
+            // The watch has not shown this Lease.
             (Ok(&lease), Some(NodeState::Deleted)),
         ] {
             tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
@@ -475,7 +475,7 @@ mod tests {
         };
         let (client, _) = drydock_runtime::fake::api_server();
         let mut nodes = Nodes::filled(&client, []);
-        // Caches have no order of their own, and the order varies.
+        // Caches have no defined order, so the result is checked for several orders.
         for _ in 0..8 {
             nodes.hypervisors = AssumeCache::filled([
                 hypervisor("a", &[]),

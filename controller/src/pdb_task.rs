@@ -1,5 +1,5 @@
 //! Executes [`drydock_core::eviction::pdbs::plan`]: each pod that is to be protected from eviction has a
-//! PodDisruptionBudget (PDB), and no PDB outlives what it protects.
+//! PodDisruptionBudget (PDB), and no PDB outlives the pod that it protects.
 //!
 //! ```text
 //!  instances, pods, PDBs, VMs ─▶ which instance ─▶ reconcile ─▶ plan ─▶ PDBs created or deleted, conflict reported
@@ -43,7 +43,7 @@ pub(crate) struct PdbTask {
 }
 
 impl PdbTask {
-    /// Creates the task over these caches.
+    /// Creates the task with these caches.
     pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers, refusals: StepRefusals) -> Self {
         Self {
             client,
@@ -53,8 +53,8 @@ impl PdbTask {
         }
     }
 
-    /// Reconciles instances while this process leads, until `process` stops. `configured` is notified of changes of
-    /// the configuration, which concern every instance: it contains the cluster's eviction strategy.
+    /// Reconciles instances while this process leads, until `process` stops. `configured` is notified of changes of the
+    /// configuration. They concern every instance, because the configuration contains the cluster's eviction strategy.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue, configured: Trigger) {
         let stopping = process.stopping();
         let following = async {
@@ -173,15 +173,15 @@ impl PdbTask {
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let api = api_of::<VirtualMachineInstance>(&self.client, key);
         match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
-            // The instance was deleted, or replaced by another one.
+            // The instance was deleted or replaced by another one.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             result => result.map(drop),
         }
     }
 }
 
-/// Returns the namespace and the instance that a change of a PDB concerns. `None` stands for all instances in the
-/// namespace: for a PDB of another owner, the selected pods are unknown without checking all pods there.
+/// Returns the namespace and the instance that a change of a PDB concerns. Without an instance, the change concerns all
+/// instances in the namespace, because the selected pods of another owner's PDB are unknown without checking all pods.
 pub(crate) fn concerned(change: &CacheChange<PodDisruptionBudget>) -> Option<(String, Option<Key>)> {
     let CacheChange::Object { key, old, new } = change else {
         return None;

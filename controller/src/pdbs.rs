@@ -1,4 +1,5 @@
-//! PodDisruptionBudgets (PDBs): those that protect launcher pods, and PDBs of other owners that select launcher pods.
+//! PodDisruptionBudgets (PDBs): Drydock's own, which protect launcher pods, and PDBs of other owners, which may select
+//! launcher pods.
 //!
 //! ```text
 //!  watch ──▶ cache ──────────────────────────────┬─▶ of: the PDB of a pod
@@ -24,13 +25,13 @@ use crate::requests::deleting;
 pub(crate) struct Pdbs {
     client: Client,
     cache: AssumeCache<PodDisruptionBudget>,
-    /// PDBs of other owners, by namespace. They are few, while there are as many of ours as pods.
+    /// PDBs of other owners by namespace. There are few of them, but as many own PDBs as pods.
     foreign: Index<PodDisruptionBudget>,
     /// UIDs of pods whose PDB is being created.
     creating: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Guard: the PDB of this pod is being created while it lives.
+/// Guard: the PDB of this pod is being created as long as it exists.
 struct Creating<'a> {
     pods: &'a Mutex<HashSet<String>>,
     uid: String,
@@ -85,7 +86,7 @@ impl Pdbs {
         self.cache.show(pdbs);
     }
 
-    /// Returns the PDB that protects a pod, if it is one of ours.
+    /// Returns Drydock's PDB that protects a pod.
     pub(crate) fn of(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
         self.cache.get(&Key::of(pod)).filter(|pdb| is_ours(pdb))
     }
@@ -112,7 +113,7 @@ impl Pdbs {
     /// Creates the PDB of a pod, unless it exists.
     ///
     /// # Errors
-    /// If the API server does not create it.
+    /// If the API server does not create the PDB.
     pub(crate) async fn create(&self, pod: &Pod) -> kube::Result<()> {
         let Some(pdb) = of(pod) else { return Ok(()) };
         let uid = pod.uid().unwrap_or_default();
@@ -129,13 +130,13 @@ impl Pdbs {
                 self.cache.created(created, ASSUMED_FOR);
                 Ok(())
             }
-            // If it belongs to an earlier pod of this name, it is deleted with that pod, and the watch reports that.
+            // A PDB of an earlier pod with this name is deleted with that pod, and the watch shows the deletion.
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Deletes a PDB, once.
+    /// Deletes a PDB. Does nothing if this process has already deleted it.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -158,12 +159,12 @@ impl Pdbs {
     }
 }
 
-/// Returns the namespace of a PDB of another owner.
+/// Returns the namespace of a PDB if it belongs to another owner.
 fn foreign_in(pdb: &PodDisruptionBudget) -> Option<String> {
     (!is_ours(pdb)).then(|| pdb.namespace().unwrap_or_default())
 }
 
-/// Keeps what determines which pods a PDB selects.
+/// Keeps the fields that determine which pods a PDB selects.
 fn prune(pdb: &mut PodDisruptionBudget) {
     pdb.metadata.managed_fields = None;
     if let Some(annotations) = &mut pdb.metadata.annotations {
@@ -198,7 +199,7 @@ mod tests {
         let found = |pdbs: &Pdbs| pdbs.conflicting(&pod).map(|pdb| pdb.name_any());
         let pdbs = Pdbs::filled(&client, [pdb("a", true), pdb("b", false)]);
         assert_eq!(found(&pdbs), Some("b".into()));
-        // The name passes to one of ours.
+        // The name now belongs to a PDB of Drydock.
         let change = CacheChange::Object {
             key: Key::namespaced("shop", "b"),
             old: Some(Arc::new(pdb("b", false))),
@@ -216,7 +217,7 @@ mod tests {
         .unwrap();
         let (client, mut server) = api_server();
         let pdbs = Pdbs::filled(&client, []);
-        // A PDB of this name is about to be deleted with its pod, and is created again after that.
+        // A PDB with this name is about to be deleted with an earlier pod, and is created again after that.
         let (there, ()) = tokio::join!(pdbs.create(&pod), async {
             server.next_request().await.refuse(409, "AlreadyExists");
         });

@@ -1,4 +1,4 @@
-//! The queues and triggers of the reconcilers. [`Queues::follow`] is how a change reaches them.
+//! The queues and triggers of the reconcilers. [`Queues::follow`] passes changes to them.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ pub(crate) struct Queues {
     pub(crate) replica_sets: WorkQueue,
     /// Migrations to reconcile.
     pub(crate) migrations: WorkQueue,
-    /// Instances whose PDB to reconcile.
+    /// Instances whose PDBs to reconcile.
     pub(crate) pdbs: WorkQueue,
     /// Nodes whose maintenances to reconcile, and evictions to request.
     pub(crate) maintenances: MaintenanceQueues,
     /// Notified when every unfinished instance has to be reconciled.
     pub(crate) unfinished_instances: Trigger,
-    /// Notified when the resources that pods use on nodes have changed.
+    /// Notified when the resource usage of pods on nodes has changed.
     pub(crate) rooms: Trigger,
     /// Notified when every migration that waits for a node has to be reconciled.
     pub(crate) waiting_migrations: Trigger,
@@ -50,7 +50,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Creates empty queues, which count in `metrics`.
+    /// Creates empty queues. They report to `metrics`.
     pub(crate) fn new(metrics: &WorkQueueMetrics) -> Self {
         let queue = |name, at_once| WorkQueue::new(name, at_once, metrics);
         Self {
@@ -74,7 +74,7 @@ impl Queues {
         }
     }
 
-    /// Enqueues and notifies what these routes name. Never waits.
+    /// Enqueues the keys of these routes and notifies their triggers. Never waits.
     pub(crate) fn follow(&self, routes: impl IntoIterator<Item = Route>) {
         for route in routes {
             match route {

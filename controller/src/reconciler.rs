@@ -1,4 +1,4 @@
-//! The shape of the reconcilers that have a work queue.
+//! The structure of reconcilers with a work queue.
 //!
 //! ```text
 //!                    ┌─── Executed::Replan ◀─┐
@@ -21,11 +21,11 @@ use crate::refusals::{RefusedStep, StepRefusals};
 /// Time for which a reconcile that met a conflict waits for the change of the other writer. The watch shows the change
 /// within milliseconds, unless the watch is interrupted.
 pub(crate) const CONFLICT_DELAY: Duration = Duration::from_secs(1);
-/// Maximum number of plans in one reconcile. The longest sequences are those of a maintenance, a dozen actions, of which
-/// each may meet a conflict.
+/// Maximum number of plans in one reconcile. A maintenance has the longest sequences: a dozen actions, each of which
+/// may meet a conflict.
 const MAX_PLANS: usize = 40;
 
-/// The reason why an object could not be reconciled.
+/// Reason why an object could not be reconciled.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
@@ -34,21 +34,21 @@ pub(crate) enum ReconcileError {
     /// The API server refused a step, and the object's status reports the message.
     #[error("{step} was refused: {message}")]
     Refused {
-        /// The refused step, such as `creation of its pod`.
+        /// Refused step, such as `the creation of the pod`.
         step: &'static str,
-        /// The API server's message.
+        /// Message of the API server.
         message: String,
     },
-    /// A step failed that the next reconcile repeats as it is.
+    /// A step failed. The next reconcile repeats it.
     #[error("{step} failed")]
     Failed {
-        /// The failed step, such as `creation of its pod`.
+        /// Failed step, such as `the creation of the pod`.
         step: &'static str,
-        /// The error of the request.
+        /// Error of the request.
         #[source]
         source: kube::Error,
     },
-    /// The observed objects contradict each other: a cache lags behind.
+    /// The observed objects contradict each other, because a cache is outdated.
     #[error("{0}")]
     Unsettled(&'static str),
 }
@@ -69,33 +69,33 @@ impl ReconcileError {
 /// The result of executing a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Executed {
-    /// The observation was extended or the objects have changed: plan again.
+    /// The observation was extended or the objects have changed, so the next steps are planned.
     Replan,
-    /// Nothing more is to be done now.
+    /// Nothing more has to be done now.
     Requeue(Requeue),
 }
 
-/// Reconciles an object in three steps, of which only the first and the last send requests.
+/// Reconciles an object in three steps: observe, plan and execute. Only the first and the last send requests.
 pub(crate) trait Reconciler: Sync {
     /// The state on which a plan depends.
     type Observed: Send + Sync;
     /// The planned steps.
     type Plan: Send;
 
-    /// Observes the object of a key and what surrounds it; `None` if nothing is to be done, such as for an object that
-    /// no longer exists.
+    /// Observes the object with a key and related objects. Returns `None` if nothing has to be done, for example for an
+    /// object that no longer exists.
     ///
     /// # Errors
     /// If a request to the API server fails.
     fn observe(&self, key: &Key) -> impl Future<Output = Result<Option<Self::Observed>, ReconcileError>> + Send;
 
-    /// Returns the actions. It only applies the rules of `core` to the observation.
+    /// Returns the planned steps. Only applies the rules of `core` to the observation.
     fn plan(&self, key: &Key, observed: &Self::Observed) -> Self::Plan;
 
-    /// Executes a plan, and updates `observed` with what it has found or changed.
+    /// Executes a plan, and updates `observed` with new and changed objects.
     ///
     /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
+    /// If a request to the API server fails. It is safe to reconcile again.
     fn execute(
         &self,
         key: &Key,
@@ -106,7 +106,7 @@ pub(crate) trait Reconciler: Sync {
     /// Reconciles one object. The future may be dropped at any `await`.
     ///
     /// # Errors
-    /// If a request to the API server fails, or the object is never settled; it is safe to reconcile again.
+    /// If a request to the API server fails, or the object does not settle. It is safe to reconcile again.
     fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Requeue, ReconcileError>> + Send {
         async move {
             let Some(mut observed) = self.observe(key).await? else {
@@ -130,7 +130,7 @@ pub(crate) trait Queued: Reconciler {
     /// Waits until the caches have synced, and returns the keys of all objects.
     fn all(&self) -> impl Future<Output = Vec<Key>> + Send;
 
-    /// Returns the step of an object whose refusals [`run`] records, and where.
+    /// Returns the step of an object whose refusals [`run`] records, and the collection that it records them in.
     fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
         let _ = key;
         None
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
     use crate::fake_cluster::lost_leadership::check_each_request;
 
-    /// Each execution ends with the next of these results.
+    /// Reconciler whose executions return these results, one after the other.
     struct Scripted {
         results: Mutex<Vec<Result<Executed, ReconcileError>>>,
         refusals: StepRefusals,
@@ -196,9 +196,9 @@ mod tests {
     }
 
     impl Reconciler for Scripted {
-        /// The number of executed plans.
+        /// Number of executed plans.
         type Observed = usize;
-        /// Whether it is the first plan.
+        /// Whether the plan is the first one.
         type Plan = bool;
 
         async fn observe(&self, observed: &Key) -> Result<Option<usize>, ReconcileError> {
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// The result that the work queue gets: a requeue at a time, on change, or an error.
+    /// Returns the kind of result that the work queue receives: a requeue at a time, on change, or an error.
     fn kind(result: &Result<Requeue, ReconcileError>) -> &'static str {
         match result {
             Ok(Requeue::OnChange) => "on change",
@@ -266,7 +266,8 @@ mod tests {
             (Err(response(409, "AlreadyExists").into()), "error"),
             (Err(response(429, "TooManyRequests").into()), "error"),
             (Err(response(500, "InternalError").into()), "error"),
-            // The step itself met it, such as a deletion with preconditions: its own conflict is repeated.
+            // The step itself met the conflict, for example a deletion with preconditions. It is repeated with
+            // back-off.
             (Err(failed(response(409, "Conflict"))), "error"),
             (Err(refused()), "error"),
             (Err(ReconcileError::Unsettled("caches differ")), "error"),
@@ -315,7 +316,7 @@ mod tests {
         assert!(matches!(unsettled, Err(ReconcileError::Unsettled(_))), "{unsettled:?}");
     }
 
-    /// Reads once and writes twice in each reconcile.
+    /// Reconciler that reads once and writes twice.
     struct Writer(Api<ConfigMap>);
 
     impl Reconciler for Writer {

@@ -1,12 +1,12 @@
-//! Watches the rules of the cluster that decide about admission, while the API server refuses a step.
+//! Watches the cluster's admission rules while the API server refuses a step.
 //!
 //! ```text
 //!  first refusal ──▶ watches of rules start ──change──▶ core: may it end refusals? ──▶ its steps are retried
 //!  none left ──────▶ watches end
 //! ```
 //!
-//! A cluster without refusals has none of these watches: quotas change with each pod. What no object shows, such as a
-//! webhook's own decision, is retried after the back-off of [`StepRefusals`].
+//! A cluster without refusals has none of these watches, because quotas change with each pod. A refusal that does not
+//! depend on an object, such as a webhook's own decision, is retried after the back-off of [`StepRefusals`].
 
 use drydock_core::refusal_end::{Prospect, of_namespace, of_quota, of_rule};
 use drydock_runtime::{CacheChange, CancellationToken, Process, Watch, WatchStarter, clock, lease::Leadership};
@@ -28,7 +28,7 @@ use crate::{
     routing::Route,
 };
 
-/// Retries refused steps while this process leads.
+/// Triggers retries of refused steps while this process leads.
 pub(crate) struct RefusalTask {
     client: Client,
     watches: WatchStarter,
@@ -37,7 +37,7 @@ pub(crate) struct RefusalTask {
 }
 
 impl RefusalTask {
-    /// Creates the task for these refusals; steps are retried by `queues`.
+    /// Creates the task for these refusals. `queues` trigger the retries.
     pub(crate) fn new(client: Client, watches: WatchStarter, refusals: StepRefusals, queues: Queues) -> Self {
         Self {
             client,

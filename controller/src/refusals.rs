@@ -1,9 +1,9 @@
 //! Steps that the API server has refused, and when they are retried.
 //!
-//! A quota, a webhook or a policy of the cluster can refuse a step. It is retried after [`FIRST`], then after twice
-//! the last delay, up to [`LONGEST`]; in between it is not retried, even if something else changes. When a rule of
-//! the cluster changes that may have refused it ([`core::refusal_end`](drydock_core::refusal_end)), it is retried
-//! [`FIRST`] after the last attempt at the earliest.
+//! A quota, a webhook or a policy of the cluster can refuse a step. The step is retried after [`FIRST`], then after
+//! twice the last delay, up to [`LONGEST`]. It is not retried earlier, even if something else changes. When a rule of
+//! the cluster changes that may have refused the step ([`core::refusal_end`](drydock_core::refusal_end)), the step is
+//! retried, but not earlier than [`FIRST`] after the last attempt.
 //!
 //! [`RefusalTask`](crate::refusal_task) watches the rules while there are refusals.
 
@@ -20,24 +20,24 @@ use parking_lot::Mutex;
 
 /// First retry delay after a refusal.
 const FIRST: Duration = Duration::from_secs(1);
-/// Longest retry delay: how long a step may be delayed after an obstacle is gone that no watch shows, such as a webhook's
-/// own decision.
+/// Longest retry delay. It limits the delay of a step after the end of an obstacle that no watch shows, such as a
+/// webhook's own decision.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// A step that can be refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RefusedStep {
-    /// A drain's mark or migration of this guest.
+    /// The mark or the migration of this guest by a drain.
     Drain(Key),
-    /// The target pod of this migration.
+    /// The creation of the target pod of this migration.
     TargetPod(Key),
-    /// The pod of this instance.
+    /// The creation of the pod of this instance.
     Pod(Key),
-    /// The PDB of this instance.
+    /// The creation of the PDB of this instance.
     Pdb(Key),
-    /// The instance of this machine.
+    /// The creation of the instance of this machine.
     Instance(Key),
-    /// The instances of this replica set.
+    /// The creation of instances of this replica set.
     Replicas(Key),
 }
 
@@ -68,7 +68,7 @@ struct RefusalEntry {
 }
 
 impl StepRefusals {
-    /// Returns the last refusal of this step. The step is due if the clock has been set back since.
+    /// Returns the last refusal of this step. If the clock has been set back since the refusal, the step is due now.
     pub(crate) fn of(&self, step: &RefusedStep, now: Timestamp) -> Option<DrainRefusal> {
         let kept = self.kept.lock();
         let kept = kept.get(step)?;
@@ -101,7 +101,7 @@ impl StepRefusals {
         }
     }
 
-    /// Forgets the refusal after a step succeeded, or is no longer planned.
+    /// Drops the refusal of a step that has succeeded or is no longer planned.
     pub(crate) fn forget(&self, step: &RefusedStep) {
         let mut kept = self.kept.lock();
         if kept.remove(step).is_some() && kept.is_empty() {
@@ -109,7 +109,7 @@ impl StepRefusals {
         }
     }
 
-    /// Forgets all refusals of drains except those for these guests, given by namespace and name.
+    /// Drops all refusals of drains except those for these guests, which are given by namespace and name.
     pub(crate) fn keep_drains(&self, guests: &BTreeSet<(String, String)>) {
         self.retain(|step| match step {
             RefusedStep::Drain(key) => {
@@ -120,7 +120,7 @@ impl StepRefusals {
         });
     }
 
-    /// Forgets all refusals: another process leads.
+    /// Drops all refusals, because another process leads.
     pub(crate) fn clear(&self) {
         self.retain(|_| false);
     }
@@ -130,13 +130,13 @@ impl StepRefusals {
         self.kept.lock().is_empty()
     }
 
-    /// Waits until there is a first refusal, or no longer any. Only one task waits.
+    /// Waits until the first refusal is recorded or the last one is dropped. Only one task may wait.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Has steps retried after a rule of a namespace has changed, or of the cluster if `namespace` is `None`. Returns
-    /// these steps.
+    /// Makes steps due after a change of a rule in a namespace, or in the whole cluster if `namespace` is `None`.
+    /// Returns these steps.
     pub(crate) fn retry(&self, namespace: Option<&str>, prospect: Prospect, now: Timestamp) -> Vec<RefusedStep> {
         if prospect == Prospect::None {
             return Vec::new();
@@ -147,7 +147,8 @@ impl StepRefusals {
             .filter(|(step, _)| namespace.is_none_or(|namespace| step.namespace() == Some(namespace)));
         concerned
             .map(|(step, kept)| {
-                // The API server may follow a changed rule only some time after the watch shows it.
+                // The API server may apply a changed rule some time after the watch shows it, so the following retries
+                // are frequent again.
                 if prospect == Prospect::OtherRules {
                     kept.backoff.reset();
                 }
@@ -264,7 +265,7 @@ mod tests {
             assert_eq!(retried, steps, "{what}");
             let after = refusals.of(&pod("shop"), now).unwrap().again_at;
             assert_eq!(after, again_at.map_or(before, second), "{what}");
-            // Only another rule makes the following attempts frequent again.
+            // Only a change of rules makes the following attempts frequent again.
             refusals.note(pod("shop"), MESSAGE, now);
             let is_frequent = refusals.of(&pod("shop"), now).unwrap().again_at <= second(1);
             let is_concerned = again_at.is_some() && prospect == Prospect::OtherRules;

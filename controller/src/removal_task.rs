@@ -1,11 +1,11 @@
-//! Keeps the webhook configuration that protects Drydock from being removed while it is in use.
+//! Maintains the webhook configuration that protects Drydock from being removed while it is in use.
 //!
 //! ```text
 //!  drydock-removal ──watch──▶ RemovalTask ──▶ core: as wanted? ──▶ the leader applies it
 //!       ClusterRole ──get──────────┘ (its owner)
 //! ```
 //!
-//! The CA bundle in it is written by [`certificates`](crate::certificates).
+//! [`certificates`](crate::certificates) writes the CA bundle in the configuration.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use tracing::info;
 
 use crate::{certificates::SERVICE, reconciler::triggered::Triggered};
 
-/// Keeps the configuration.
+/// Maintains the webhook configuration.
 pub(crate) struct RemovalTask {
     configurations: Api<ValidatingWebhookConfiguration>,
     owners: Api<ClusterRole>,
@@ -35,7 +35,8 @@ pub(crate) struct RemovalTask {
 }
 
 impl RemovalTask {
-    /// Starts watching. `namespace` is the controller's own; the triggers are notified of changes of the configuration.
+    /// Starts the watch. `namespace` is the controller's own. The triggers are notified of changes of the
+    /// configuration.
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,
@@ -67,7 +68,7 @@ impl Triggered for RemovalTask {
         self.shown.wait_until_synced().await;
     }
 
-    /// Applies the configuration unless it is up to date.
+    /// Applies the configuration if it is not up to date.
     async fn reconcile(&self, (): &mut (), term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         self.restore(|| term.is_valid()).await?;
         Ok(None)
@@ -75,7 +76,7 @@ impl Triggered for RemovalTask {
 }
 
 impl RemovalTask {
-    /// Applies the configuration unless it is up to date, if this process `leads`.
+    /// Applies the configuration if it is not up to date and this process `leads`.
     async fn restore(&self, leads: impl Fn() -> bool) -> kube::Result<()> {
         let wanted = change(&self.owners, &self.shown, &self.namespace).await?;
         let Some(wanted) = wanted.filter(|_| leads()) else {
@@ -90,7 +91,8 @@ impl RemovalTask {
     }
 }
 
-/// Returns the desired configuration, if the actual one differs. It is not restored while its owner is being deleted.
+/// Returns the desired configuration if the actual one differs. The configuration is not restored while its owner is
+/// being deleted.
 async fn change(
     owners: &Api<ClusterRole>,
     shown: &Cache<ValidatingWebhookConfiguration>,
@@ -147,7 +149,7 @@ mod tests {
     const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/drydock-controller";
     const STORED: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/drydock-removal";
 
-    /// The configuration is created, and restored after its webhooks were removed.
+    /// A scenario in which the configuration is created, and restored after its webhooks were removed.
     struct Protection(RemovalTask);
 
     impl Scenario for Protection {

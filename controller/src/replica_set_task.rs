@@ -1,7 +1,7 @@
 //! Executes [`drydock_core::replica_set::plan`]: each replica set has as many instances as its spec requests.
 //!
-//! Instances are created in batches of 1, 2, 4, ..., each only if the previous one succeeded, so that a set whose
-//! instances cannot be created costs one request per attempt.
+//! Instances are created in batches of 1, 2, 4 and so on. A batch is created only if the previous one succeeded, so a
+//! set whose instances cannot be created costs one request per attempt.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ use crate::{
 
 /// Maximum number of replica sets that are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 4;
-/// Maximum number of instances that are deleted concurrently, and of those that are created in one batch.
+/// Maximum number of instances that are deleted concurrently or created in one batch.
 const BATCH: usize = 16;
 
 /// Reconciles all replica sets.
@@ -51,10 +51,10 @@ pub(crate) struct ReplicaSetTask {
 /// An instance of the name to be created exists, but the watch does not show it yet.
 const NOT_SEEN_YET: ReconcileError = ReconcileError::Unsettled("an instance exists that the watch does not show yet");
 
-/// The result of a request.
+/// Result of a request.
 enum ReplicaOutcome {
     Done,
-    /// The message is reported in the status.
+    /// The API server has refused the request. The status reports the message.
     Refused(String),
     /// The request is retried.
     Again(ReconcileError),
@@ -92,14 +92,14 @@ impl ReplicaSetTask {
     }
 }
 
-/// A replica set, and what its plan depends on.
+/// A replica set, and the inputs of its plan.
 pub(crate) struct ReplicaSetObservation {
     now: Timestamp,
     set: VirtualMachineInstanceReplicaSet,
     instances: Vec<Arc<VirtualMachineInstance>>,
-    /// Whether the API server itself has returned the set and its instances.
+    /// Whether the set and its instances were read from the API server.
     confirmed: bool,
-    /// The request that the API server has refused.
+    /// Request that the API server has refused.
     failure: Option<FailedRequest>,
 }
 
@@ -140,7 +140,7 @@ impl Reconciler for ReplicaSetTask {
     ) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             let Some(found) = self.as_they_are(key, &observed.set).await? else {
-                // The watch is about to show the deletion.
+                // The watch will show the deletion.
                 return Ok(Executed::Requeue(Requeue::OnChange));
             };
             (observed.set, observed.instances) = found;
@@ -151,7 +151,7 @@ impl Reconciler for ReplicaSetTask {
             Some(failure) => Err(ReplicaOutcome::Refused(failure.message.clone())),
             None => match self.change_instances(key, &observed.set, &plan).await {
                 Err((tried, ReplicaOutcome::Refused(message))) => {
-                    // The status also reports the failure; its numbers are still those that were observed.
+                    // The next plan also reports the failure. The numbers in the status are still the observed ones.
                     observed.failure = Some(FailedRequest { tried, message });
                     return Ok(Executed::Replan);
                 }
@@ -191,7 +191,7 @@ impl Queued for ReplicaSetTask {
 }
 
 impl ReplicaSetTask {
-    /// Reads a set and its instances from the API server; `None` if the set no longer exists.
+    /// Reads a set and its instances from the API server. Returns `None` if the set no longer exists.
     async fn as_they_are(
         &self,
         key: &Key,
@@ -204,7 +204,7 @@ impl ReplicaSetTask {
             return Ok(None);
         }
         prune(&mut found);
-        // Instances whose labels no longer match are released according to the cache.
+        // Instances whose labels no longer match are not listed. They are released according to the cache.
         let labels =
             Selector::new(&found.spec.selector).map_or_else(|_| String::new(), |selector| selector.to_string());
         let listed = self
@@ -295,7 +295,7 @@ impl ReplicaSetTask {
                 self.record_event(set, Severity::Normal, "SuccessfulDelete", note);
                 ReplicaOutcome::Done
             }
-            // Deleted, or replaced by another instance: the watch shows it.
+            // The instance was deleted or replaced by another one. The watch will show it.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => ReplicaOutcome::Done,
             Err(error) => ReplicaOutcome::of(error),
         }
@@ -315,7 +315,7 @@ impl ReplicaSetTask {
         }
     }
 
-    /// Writes the status. This task is its only writer, so the last write counts.
+    /// Writes the status. This task is its only writer, so the write needs no version.
     async fn write_status(
         &self,
         key: &Key,
@@ -338,7 +338,7 @@ impl ReplicaSetTask {
                 self.sets.remember(key, stored);
                 Ok(())
             }
-            // Deleted in the meantime: there is no status left to write.
+            // The set was deleted in the meantime, so it has no status to write.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(error),
         }

@@ -1,4 +1,4 @@
-//! Keeps the replicas of the controller on nodes of their own.
+//! Keeps the replicas of the controller on separate nodes.
 //!
 //! ```text
 //!  pods of the Deployment, nodes ──watch──▶ ReplicasTask ──▶ core: spread() ──▶ the leader deletes a standby's pod
@@ -19,10 +19,10 @@ use tracing::{info, warn};
 
 use crate::{nodes::Nodes, reconciler::triggered::Triggered, requests::deleting, rooms::Rooms};
 
-/// The controller's pods (`deploy/controller/deployment.yaml`).
+/// Label selector of the controller's pods (`deploy/controller/deployment.yaml`).
 const SELECTOR: &str = "app.kubernetes.io/name=drydock-controller";
 
-/// Moves a standby that is beside another replica.
+/// Moves a standby that shares a node with another replica.
 pub(crate) struct ReplicasTask {
     pods: Api<Pod>,
     shown: Cache<Pod>,
@@ -33,8 +33,8 @@ pub(crate) struct ReplicasTask {
 }
 
 impl ReplicasTask {
-    /// Starts watching. `namespace` and `own` are those of this process's pod; `changed` is also notified of changes of
-    /// nodes.
+    /// Starts the watch. `namespace` and `own` are the namespace and the name of this process's pod. `changed` is also
+    /// notified of changes of nodes.
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,
@@ -56,7 +56,7 @@ impl ReplicasTask {
     }
 
     fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> ReplicaSpread {
-        // A replica that is not shown yet might be on a free node.
+        // A replica that the cache does not show yet might be on a free node.
         if !self.shown.sync_state().is_clear() {
             return ReplicaSpread::Stay { apart: false };
         }
@@ -66,7 +66,7 @@ impl ReplicasTask {
         spread(&self.own, &replicas, &views, SETTLED, now)
     }
 
-    /// Deletes the pod of a standby if another node could take the next one. Returns when to reconcile again.
+    /// Deletes the pod of a standby if another node could run its replacement. Returns the time of the next reconcile.
     async fn spread(&self, moves: &mut StandbyMoves) -> Option<Timestamp> {
         let now = clock::now();
         let replicas = self.shown.all();
@@ -75,7 +75,7 @@ impl ReplicasTask {
                 moves.backoff.reset();
                 None
             }
-            // Room for it may appear without any change of a node.
+            // A node may get room for the standby without a change of the node.
             ReplicaSpread::Stay { apart: false } => (replicas.len() > 1).then(|| now + SETTLED),
             ReplicaSpread::Wait(due) => Some(due),
             ReplicaSpread::Move { pod, to } => {
@@ -102,7 +102,7 @@ impl ReplicasTask {
     }
 }
 
-/// When a standby may be moved again, so that none is deleted over and over where that does not help.
+/// Time at which a standby may be moved again, so that standbys are not deleted repeatedly if that does not help.
 pub(crate) struct StandbyMoves {
     not_before: Instant,
     backoff: Backoff,
@@ -131,7 +131,7 @@ impl Triggered for ReplicasTask {
         );
     }
 
-    /// Deletes the pod of a standby if another node could take the next one.
+    /// Deletes the pod of a standby if another node could run its replacement.
     async fn reconcile(&self, moves: &mut StandbyMoves, term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         if !term.is_valid() {
             return Ok(None);
@@ -140,7 +140,7 @@ impl Triggered for ReplicasTask {
     }
 }
 
-/// Keeps where a pod is, where it could be, and since when it is ready.
+/// Keeps the fields that determine the node of a pod, its possible nodes, and since when it is ready.
 fn prune(pod: &mut Pod) {
     pod.metadata.annotations = None;
     pod.metadata.owner_references = None;

@@ -1,4 +1,4 @@
-//! The parts that requests of several tasks have in common.
+//! Parts that requests of several tasks have in common.
 
 use drydock_api::CONTROLLER_FIELD_MANAGER;
 use drydock_runtime::Key;
@@ -8,7 +8,7 @@ use kube::{
     core::NamespaceResourceScope,
 };
 
-/// Returns the API of objects in the namespace of a key.
+/// Returns the API for objects in the namespace of a key.
 pub(crate) fn api_of<K>(client: &Client, key: &Key) -> Api<K>
 where
     K: Resource<Scope = NamespaceResourceScope>,
@@ -33,12 +33,12 @@ pub(crate) fn patching() -> PatchParams {
     }
 }
 
-/// Returns the parameters of a deletion of the object with this UID, not of another object of its name.
+/// Returns the parameters for deleting the object with this UID, but not another object with the same name.
 pub(crate) fn deleting(uid: Option<String>) -> DeleteParams {
     deleting_version(uid, None)
 }
 
-/// Returns the parameters of a deletion of the object with this UID, if it still has this resourceVersion.
+/// Returns the parameters for deleting the object with this UID if it still has this resourceVersion.
 pub(crate) fn deleting_version(uid: Option<String>, resource_version: Option<String>) -> DeleteParams {
     DeleteParams {
         preconditions: Some(Preconditions { uid, resource_version }),
@@ -46,7 +46,7 @@ pub(crate) fn deleting_version(uid: Option<String>, resource_version: Option<Str
     }
 }
 
-/// Returns the finalizers of an object with this one.
+/// Returns the finalizers of an object, including this one.
 pub(crate) fn with_finalizer(object: &impl ResourceExt, finalizer: &str) -> Vec<String> {
     let mut finalizers = without_finalizer(object, finalizer);
     finalizers.push(finalizer.into());

@@ -1,23 +1,23 @@
-//! Nodes that are reserved for leaving guests with few alternatives. The drain task plans them; a target pod of another
-//! guest avoids them if it can, because the scheduler does not know which pods are still to come.
+//! Nodes that are reserved for leaving guests with few alternatives. The drain task plans them. The target pod of
+//! another guest avoids them if possible, because the scheduler does not know which pods will be created later.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_runtime::Key;
 use parking_lot::Mutex;
 
-/// The planned node of a guest that leaves.
+/// Planned node of a guest that leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedNode {
-    /// The instance.
+    /// Key of the instance.
     pub(crate) guest: Key,
-    /// The node that it has room on.
+    /// Node that has room for the guest.
     pub(crate) node: String,
-    /// Whether the node is reserved for it.
+    /// Whether the node is reserved for the guest.
     pub(crate) reserved: bool,
 }
 
-/// The planned nodes of all guests that leave. Clones share them.
+/// Planned nodes of all guests that leave. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReservedNodes(Arc<Mutex<Vec<PlannedNode>>>);
 
@@ -27,8 +27,8 @@ impl ReservedNodes {
         *self.0.lock() = planned;
     }
 
-    /// Returns the nodes that the target pod of a guest should avoid: those that are reserved for others, but for its
-    /// own planned node, which has room for all that are planned there.
+    /// Returns the nodes that the target pod of a guest should avoid. These are the nodes that are reserved for others,
+    /// except the planned node of the guest itself, which has room for all guests that are planned for it.
     pub(crate) fn for_others(&self, guest: &Key) -> Vec<String> {
         let planned = self.0.lock();
         let own = planned.iter().find(|planned| planned.guest == *guest);

@@ -1,12 +1,12 @@
-//! The pods on each node: the resources that they use, and which other pods they admit near them.
+//! The pods on each node: the resources that they use, and their rules for other pods near them.
 //!
 //! ```text
 //!  all unfinished pods ─▶ requests, priority, node ─▶ one sum for each node and priority
 //!                     └─▶ labels, anti-affinity ────▶ neighbors
 //! ```
 //!
-//! A large cluster has very many pods, so each is kept as compressed text of what matters here, and sums and neighbors
-//! are updated with each change.
+//! A large cluster has a large number of pods. Each pod is therefore stored as compressed text of the relevant fields,
+//! and sums and neighbors are updated with each change.
 
 use std::{borrow::Cow, collections::HashMap, fmt, sync::Arc};
 
@@ -19,10 +19,10 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceReq
 use kube::{Client, core::ObjectMeta};
 use parking_lot::Mutex;
 
-/// Field selector of unfinished pods. Finished pods use nothing of their node, or soon will not.
+/// Field selector of unfinished pods. Finished pods use no resources of their node, or soon will not.
 const NOT_OVER: &str = "status.phase!=Succeeded,status.phase!=Failed";
 
-/// The pods on nodes. Clones share them.
+/// Pods on nodes. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Rooms {
     pods: Cache<Pod>,
@@ -30,12 +30,12 @@ pub(crate) struct Rooms {
     neighbors: Arc<Mutex<Neighbors>>,
 }
 
-/// The resources used on each node that has pods.
+/// Resource usage on each node with pods.
 #[derive(Clone, Default)]
 struct Sums(Arc<Mutex<HashMap<String, Arc<NodeRoom>>>>);
 
 impl Rooms {
-    /// Starts watching; `on_change` is called when the resources used on a node change.
+    /// Starts the watch. `on_change` is called when the resource usage on a node changes.
     pub(crate) fn start(client: &Client, watches: &WatchStarter, on_change: impl Fn() + Send + Sync + 'static) -> Self {
         let nodes = Sums::default();
         let sums = nodes.clone();
@@ -91,8 +91,8 @@ impl Rooms {
         self.pods.wait_until_synced().await;
     }
 
-    /// Returns the resources used on a node; `None` while they are unknown. Pods in `own` are not counted, since they
-    /// do not compete with themselves.
+    /// Returns the resource usage on a node. Returns `None` while it is unknown. Pods in `own` are not counted, because
+    /// they do not compete with themselves.
     pub(crate) fn of(&self, node: &str, own: &[Key]) -> Option<Arc<NodeRoom>> {
         if !self.pods.sync_state().is_clear() {
             return None;
@@ -106,14 +106,14 @@ impl Rooms {
         Some(room)
     }
 
-    /// Adds to a node view the resources used on that node.
+    /// Adds the resource usage on a node to its view.
     pub(crate) fn complete<'a>(&self, mut view: NodeView<'a>, own: &[Key]) -> NodeView<'a> {
         view.room = self.of(view.name, own);
         view
     }
 
-    /// Returns what the pods on nodes require of the node of a new one; nothing while they are unknown. `nodes` returns
-    /// all nodes.
+    /// Returns the rules that the pods on nodes impose on the node of a new pod. Returns no rules while the pods are
+    /// unknown. `nodes` returns all nodes.
     pub(crate) fn rules<'n>(
         &self,
         newcomer: &Newcomer<'_>,
@@ -126,7 +126,8 @@ impl Rooms {
         self.neighbors.lock().rules(newcomer, moves, nodes)
     }
 
-    /// Returns the lowest priority of pods that one of these would not preempt; `None` if none of these is known.
+    /// Returns the lowest priority of pods that the first known one of these pods would not preempt. Returns `None` if
+    /// none of these pods is known.
     pub(crate) fn priority(&self, pods: &[Key]) -> Option<i32> {
         let mut known = pods.iter().filter_map(|key| self.pods.get(key));
         known.find_map(|pod| pod.spec.as_ref().map(yields_to))
@@ -141,7 +142,7 @@ impl fmt::Debug for Rooms {
     }
 }
 
-/// Updates the neighbors with a change of a pod. Returns whether they have changed.
+/// Updates the neighbors with a change of a pod. Returns whether the neighbors have changed.
 fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &CacheChange<Pod>) -> bool {
     match change {
         CacheChange::Object { new: Some(pod), .. } => neighbors.lock().set(pod),
@@ -153,11 +154,11 @@ fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &CacheChange<Pod>) -> 
 }
 
 impl Sums {
-    /// Updates the sums with a change of a pod. Returns whether they have changed.
+    /// Updates the sums with a change of a pod. Returns whether the sums have changed.
     fn observe(&self, change: &CacheChange<Pod>) -> bool {
         let (old, new) = match change {
             CacheChange::Object { old, new, .. } => (old.as_deref(), new.as_deref()),
-            // The sums have become unknown, or known again.
+            // The sums have become unknown, or are known again.
             CacheChange::SyncState(_) => return true,
             CacheChange::Unreadable { .. } => return false,
         };

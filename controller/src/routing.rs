@@ -1,4 +1,5 @@
-//! Which reconcilers a change concerns: pure functions from a change to [`Route`]s, which [`Queues`] follows.
+//! Determines the reconcilers that a change concerns. Pure functions map a change to [`Route`]s, which [`Queues`]
+//! follows.
 //!
 //! ```text
 //!  change of ─────────▶ enqueues ──────────────────────────────────────── and wakes
@@ -22,9 +23,9 @@
 //!  HyperConverged                                                         configuration and its status, certificates
 //! ```
 //!
-//! A sweep reconciles all unfinished instances, or all migrations that wait for a node. A rule of the cluster, such as a
-//! quota, enqueues what the API server has refused ([`StepRefusals`](crate::refusals)). Watches that a single task needs, such
-//! as those of replica sets and of Leases, enqueue the changed object itself and have no route here.
+//! A sweep reconciles all unfinished instances, or all migrations that wait for a node. A rule of the cluster, such as
+//! a quota, enqueues the steps that the API server has refused ([`StepRefusals`](crate::refusals)). Watches that only
+//! one task needs, such as those of replica sets and of Leases, enqueue the changed object itself and have no route.
 //!
 //! [`Queues`]: crate::queues::Queues
 
@@ -39,7 +40,7 @@ use crate::{
     pdb_task::concerned,
 };
 
-/// A reconciler, and what it has to reconcile.
+/// A reconciler, and the objects that it has to reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// This `VirtualMachineInstance`.
@@ -56,7 +57,7 @@ pub(crate) enum Route {
     Maintenance(Key),
     /// All instances that have not ended or are being deleted.
     UnfinishedInstances,
-    /// All instances that have not ended, a part at a time: room on nodes was taken or freed.
+    /// All instances that have not ended, a part at a time, because the resource usage on nodes has changed.
     Rooms,
     /// All migrations that wait for a node.
     WaitingMigrations,
@@ -68,7 +69,7 @@ pub(crate) enum Route {
     Replicas,
     /// The nodes of unresponsive agents.
     Liveness,
-    /// The configuration in force, and the CPU model of virtual machines that name none.
+    /// The configuration in force, and the default CPU model of virtual machines.
     Configuration,
     /// The status of the configuration in force.
     ConfigurationStatus,
@@ -78,8 +79,8 @@ pub(crate) enum Route {
     HeldEvictions,
 }
 
-/// Returns the routes of a changed instance. `migrations_of` returns the migrations that a change of an instance concerns,
-/// or all of them if it was deleted.
+/// Returns the routes of a changed instance. `migrations_of` returns the migrations that the change concerns, or all
+/// migrations of the instance if it was deleted.
 pub(crate) fn of_instance(
     change: &CacheChange<VirtualMachineInstance>,
     migrations_of: impl FnOnce(&Key, bool) -> Vec<Key>,
@@ -96,7 +97,7 @@ pub(crate) fn of_instance(
     routes
 }
 
-/// Returns the routes of a changed migration. Drains also have to know when the watch of migrations fails.
+/// Returns the routes of a changed migration. Drains are also notified of a failure of the watch.
 pub(crate) fn of_migration(change: &CacheChange<VirtualMachineInstanceMigration>) -> Vec<Route> {
     let mut routes = vec![Route::Drains];
     if let CacheChange::Object { key, .. } = change {
@@ -116,7 +117,7 @@ pub(crate) fn of_machine(change: &CacheChange<VirtualMachine>) -> Vec<Route> {
 }
 
 /// Returns the routes of a changed launcher pod of this instance. `made_for` is the UID of the migration whose target
-/// it is. `migrations_of` returns the migrations of an instance that a change of such a pod concerns.
+/// the pod is. `migrations_of` returns the migrations of an instance that a change of such a pod concerns.
 pub(crate) fn of_launcher_pod(
     instance: Key,
     made_for: Option<&str>,
@@ -133,8 +134,8 @@ pub(crate) fn of_launcher_pod(
     routes
 }
 
-/// Returns the routes of a changed PDB. A foreign one may hold up any guest of its namespace; `instances_in` returns
-/// the unfinished instances of a namespace.
+/// Returns the routes of a changed PDB. A PDB of another owner may block any guest of its namespace. `instances_in`
+/// returns the unfinished instances of a namespace.
 pub(crate) fn of_pdb(
     change: &CacheChange<PodDisruptionBudget>,
     instances_in: impl FnOnce(&str) -> Vec<Key>,
@@ -186,7 +187,7 @@ pub(crate) fn of_unresponsive_agents() -> Vec<Route> {
     vec![Route::UnfinishedInstances, Route::WaitingMigrations]
 }
 
-/// Returns the routes of a change of the configuration in force: it decides among others what an eviction does.
+/// Returns the routes of a change of the configuration in force, which also determines the effect of evictions.
 pub(crate) fn of_configuration() -> Vec<Route> {
     vec![
         Route::UnfinishedInstances,
@@ -198,7 +199,7 @@ pub(crate) fn of_configuration() -> Vec<Route> {
     ]
 }
 
-/// Returns the routes of a changed HyperConverged, of which one has the configuration.
+/// Returns the routes of a changed HyperConverged. One of them contains the configuration.
 pub(crate) fn of_hyperconverged() -> Vec<Route> {
     vec![Route::Configuration, Route::ConfigurationStatus, Route::Certificates]
 }

@@ -1,4 +1,4 @@
-//! `drydock-controller run`: puts the parts of the process together.
+//! `drydock-controller run`: starts the parts of the process.
 //!
 //! ```text
 //!  API server ─▶ watches ─▶ caches ─▶ routing ─▶ queues ─▶ reconcilers ─▶ API server
@@ -33,7 +33,7 @@ use telemetry::ControllerTelemetry;
 const COMPONENT: &str = "drydock-controller";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The context that all parts of the process use.
+/// Context that all parts of the process use.
 struct ProcessContext {
     args: ControllerRunArgs,
     process: Process,
@@ -75,7 +75,7 @@ async fn start_parts(
     Ok(())
 }
 
-/// Serves health and metrics, connects to the API server and stands for leader.
+/// Serves health and metrics, connects to the API server and takes part in the leader election.
 async fn connected(
     args: ControllerRunArgs,
     process: Process,
@@ -102,12 +102,12 @@ async fn connected(
     let candidacy = Candidacy {
         namespace: args.namespace.clone(),
         name: CONTROLLER_LEASE.into(),
-        // A container that is started again in the same pod is another candidate.
+        // A container that is restarted in the same pod is another candidate.
         identity: format!("{}_{}", args.pod_name, clock::now().as_microsecond()),
         labels: BTreeMap::new(),
         field_manager: CONTROLLER_FIELD_MANAGER,
     };
-    // Replicas that do not lead keep their caches full and write nothing.
+    // Replicas that do not lead keep their caches up to date and write nothing.
     let released = releases(&client, &watches, &candidacy);
     let leadership = Leadership::stand(&process, client.clone(), candidacy, released);
     telemetry

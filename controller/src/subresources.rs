@@ -1,4 +1,4 @@
-//! The port on which kube-apiserver serves KubeVirt's subresources API: what `virtctl` calls.
+//! The port to which kube-apiserver forwards requests for KubeVirt's subresources API, which `virtctl` uses.
 //!
 //! ```text
 //!  virtctl ──▶ kube-apiserver ──TLS, as front proxy──▶ SubresourcesServer ──▶ requests: path, user, right ──▶ calls
@@ -8,8 +8,8 @@
 //!                                                         ports ─▶ the guest's pod ◀────────────────────────────┘
 //! ```
 //!
-//! Every replica serves it, and reads what it needs from the API server: it depends on no leader and no cache. The
-//! checks are in [`drydock_core::subresources`].
+//! Every replica serves the port, and reads all objects from the API server, so the port depends on no leader and no
+//! cache. The checks are in [`drydock_core::subresources`].
 
 mod active_streams;
 mod agents;
@@ -47,22 +47,22 @@ pub(crate) use active_streams::ActiveStreams;
 pub(crate) use metrics::SubresourceMetrics;
 pub(crate) use timeouts::StreamTimeouts;
 
-/// Time limit of a request: kube-apiserver ends it after 60 s.
+/// Time limit of a request. kube-apiserver aborts a request after 60 s.
 const DEADLINE: Duration = Duration::from_secs(45);
 
 /// The subresources port.
 pub(crate) struct SubresourcesServer {
-    /// The client of the API server.
+    /// Client of the API server.
     pub(crate) client: Client,
     /// The configuration in force.
     pub(crate) configuration: ConfigurationInForce,
-    /// The certificate of the next handshake.
+    /// Certificate of the next handshake.
     pub(crate) certificate: ServedCertificate,
-    /// Its metrics.
+    /// Metrics of the port.
     pub(crate) metrics: SubresourceMetrics,
-    /// The open streams and their metrics.
+    /// Open streams and their metrics.
     pub(crate) streams: ActiveStreams,
-    /// The time limits of streams.
+    /// Time limits of streams.
     pub(crate) timeouts: StreamTimeouts,
     /// Version of Drydock.
     pub(crate) version: &'static str,

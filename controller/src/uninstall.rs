@@ -1,14 +1,14 @@
-//! `drydock-controller uninstall`: removes from the cluster what deleting the manifests does not.
+//! `drydock-controller uninstall`: removes everything from the cluster that deleting the manifests does not remove.
 //!
 //! ```text
-//!  in use? ─▶ Deployment, DaemonSet deleted ─▶ pods gone ─▶ in use? ─▶ finalizers of migrations
+//!  in use? ─▶ Deployment, DaemonSet deleted ─▶ no pods left ─▶ in use? ─▶ finalizers of migrations
 //!    │ yes: exit code 3, nothing changed                       │
 //!    ▼                                                         ▼
 //!  a list of remaining objects     nodes labelled ─▶ folders removed by a DaemonSet ─▶ labels, conditions, resources
 //! ```
 //!
-//! Each step can be repeated, and handles what an earlier run has left. Usage is read from the API server, and twice,
-//! so that a virtual machine created while the controllers stop is not overlooked.
+//! Each step can be repeated, and continues after an interrupted run. Usage is read twice from the API server, so that
+//! a virtual machine that is created while the controllers stop is not overlooked.
 
 mod in_use;
 mod steps;
@@ -41,10 +41,10 @@ const COMPONENT: &str = "drydock-uninstall";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Exit code of a refusal, which keeps the Job from being retried.
 const REFUSED: u8 = 3;
-/// Delay before a request is repeated or progress is checked again: the first and the longest.
+/// First and longest delay before a request is repeated or progress is checked again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// Removes Drydock from the nodes. The exit code is 3 if it is in use, 1 if something failed.
+/// Removes Drydock from the nodes. The exit code is 3 if Drydock is in use, and 1 if a step failed.
 pub(crate) fn run(args: ControllerUninstallArgs) -> ExitCode {
     let start = StartParameters {
         component: COMPONENT,
@@ -93,10 +93,10 @@ async fn wire(
     Ok(())
 }
 
-/// Why Drydock was not removed.
+/// Reason why Drydock was not removed.
 #[derive(Debug, Error)]
 enum UninstallError {
-    /// Something needs it.
+    /// Other objects need Drydock.
     #[error(
         "Drydock is needed by {0}. Delete these and wait until they are gone, then try again. Stuck objects: see \
          deploy/docs/uninstall.md"
@@ -118,7 +118,7 @@ struct Uninstall {
     client: Client,
     /// Namespace of Drydock's workloads.
     namespace: String,
-    /// Namespace of the pods that remove folders.
+    /// Namespace of the pods that remove folders on the nodes.
     folders_namespace: String,
     deadline: Instant,
 }
@@ -137,7 +137,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Repeats a step until the API server executes it, or the time is over.
+    /// Repeats a step until the API server executes it or the time limit is reached.
     async fn persist<T>(
         &self,
         what: &'static str,
@@ -159,7 +159,7 @@ impl Uninstall {
         }
     }
 
-    /// Checks repeatedly until nothing is left, or the time is over.
+    /// Checks repeatedly until nothing is left or the time limit is reached.
     async fn await_none(
         &self,
         what: &'static str,

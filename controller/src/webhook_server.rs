@@ -6,9 +6,8 @@
 //!                                    └ TlsPort, with the certificate of each handshake: ServedCertificate
 //! ```
 //!
-//! When the process is stopped, it reports at once that it is not ready, and requests clients to reconnect; a new
-//! connection reaches another replica. It continues to respond until no client can still be on the way to it
-//! ([`LEAVE`]).
+//! When the process is stopped, it reports at once that it is not ready, and requests clients to reconnect. A new
+//! connection reaches another replica. The process continues to respond until no new client can reach it ([`LEAVE`]).
 
 pub(crate) mod handlers;
 mod metrics;
@@ -33,16 +32,17 @@ use reviews::Reviews;
 pub(crate) use handlers::Handlers;
 pub(crate) use metrics::WebhookMetrics;
 
-/// Time for which requests are still accepted after the order to stop: endpoints leave Services within a second or two.
+/// Time for which requests are still accepted after the order to stop. Services remove endpoints within a second or
+/// two.
 pub(crate) const LEAVE: Duration = Duration::from_secs(4);
-/// Time limit of a response unless its handler has a deadline of its own; less than the 10 s that API servers wait
-/// according to the webhook configurations.
+/// Time limit of a response unless its handler has a deadline of its own. It is shorter than the 10 s that API servers
+/// wait according to the webhook configurations.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(9);
 
-/// The port cannot be opened.
+/// Reason why the port cannot be opened.
 #[derive(Debug, Error)]
 pub(crate) enum WebhookServerError {
-    /// It is taken, or may not be.
+    /// The address is in use or not allowed.
     #[error(transparent)]
     Port(#[from] PortError),
     /// TLS cannot be set up.
@@ -52,11 +52,11 @@ pub(crate) enum WebhookServerError {
 
 /// The webhook port.
 pub(crate) struct WebhookServer {
-    /// The handlers of the reviews.
+    /// Handlers of the reviews.
     pub(crate) handlers: Handlers,
-    /// The certificate of handshakes.
+    /// Certificate for handshakes.
     pub(crate) certificate: ServedCertificate,
-    /// Its metrics.
+    /// Metrics of the port.
     pub(crate) metrics: WebhookMetrics,
     /// Time for which requests are still accepted after the order to stop.
     pub(crate) leave: Duration,
@@ -65,8 +65,8 @@ pub(crate) struct WebhookServer {
 }
 
 impl WebhookServer {
-    /// Opens the port and serves it until the process has stopped. Port 0 takes any free port.
-    /// Returns the address. Handshakes fail until there is a certificate.
+    /// Opens the port and serves it until the process has stopped. Port 0 uses any free port. Returns the address.
+    /// Handshakes fail until there is a certificate.
     pub(crate) async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, WebhookServerError> {
         let config = tls_port::builder()?
             .with_no_client_auth()

@@ -1,5 +1,6 @@
-//! The agents of all nodes, as far as guests that run see them: what an agent reports of a guest, by the
-//! agents' own [`report`].
+//! The agents of all nodes, as far as running guests are concerned.
+//!
+//! The agents' own [`report`] computes the status of each guest.
 
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ use crate::{
     requests::Requests,
 };
 
-/// Features that a guest has beyond its model, on the machine that was recorded.
+/// CPU features that the guest has beyond its model, on the machine where they were recorded.
 const REQUIRED: [&str; 27] = [
     "3dnow",
     "3dnowext",
@@ -55,7 +56,7 @@ const REQUIRED: [&str; 27] = [
     "x2apic",
     "xsaveerptr",
 ];
-/// Features that it lacks of its model.
+/// CPU features of the model that the guest lacks.
 const DISABLED: [&str; 7] = [
     "fxsr_opt",
     "misalignsse",
@@ -76,7 +77,7 @@ pub(crate) struct Agents {
 }
 
 impl Agents {
-    /// Nothing is done before [`Self::run`].
+    /// Creates the agents; they do nothing before [`Self::run`].
     pub(crate) fn new(requests: &Arc<Requests>, latest: &Arc<Latest>) -> Self {
         Self {
             requests: Arc::clone(requests),
@@ -87,7 +88,7 @@ impl Agents {
         }
     }
 
-    /// Reports of all guests for ever.
+    /// Reports the state of all guests forever.
     pub(crate) async fn run(self: &Arc<Self>) {
         let (mut instances, mut pods) = (self.latest.instances.subscribe(), self.latest.pods.subscribe());
         loop {
@@ -202,7 +203,7 @@ pub(crate) async fn open_gate(requests: &Requests, latest: &Latest, node: &str, 
     Ok(())
 }
 
-/// The domain of every guest, but for its memory.
+/// Returns the domain of every guest, without its memory.
 fn domain() -> ReportedDomain {
     let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
     ReportedDomain {
@@ -225,7 +226,7 @@ fn domain() -> ReportedDomain {
     }
 }
 
-/// Returns the report of every launcher about its prepared disks.
+/// Returns the report of a launcher about its prepared disks, which is the same for all launchers.
 fn ready() -> Ready {
     let disk = |name: &str, virtual_size, backing| PreparedDisk {
         name: name.into(),

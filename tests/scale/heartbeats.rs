@@ -1,4 +1,4 @@
-//! Signs of life: the Lease of each kubelet and of each agent.
+//! Heartbeats: the Leases of each kubelet and of each agent.
 
 use std::time::Duration;
 
@@ -16,7 +16,9 @@ use crate::{requests::Requests, world::ScaleWorld};
 /// Namespace of the kubelets' Leases.
 pub(crate) const KUBELETS: &str = "kube-node-lease";
 
-/// Renews the Leases of all nodes, one node after the other, each as often as an agent does.
+/// Renews the Leases of all nodes, one node after the other.
+///
+/// Each Lease is renewed at the interval of an agent.
 pub(crate) async fn heartbeats(requests: &Requests, world: &ScaleWorld) {
     let count = u32::try_from(world.nodes().len()).unwrap_or(u32::MAX).max(1);
     let mut ticks = tokio::time::interval(RENEW_EVERY.checked_div(count).unwrap_or(Duration::from_secs(1)));
@@ -26,7 +28,7 @@ pub(crate) async fn heartbeats(requests: &Requests, world: &ScaleWorld) {
             for namespace in [KUBELETS, NODE_LEASE_NAMESPACE] {
                 let api = Api::<Lease>::namespaced(requests.client.clone(), namespace);
                 let node = node.clone();
-                // A late response must not delay others.
+                // A late response must not delay the other renewals.
                 tokio::spawn(async move {
                     let now = json!({"spec": {"renewTime": microseconds(Timestamp::now())}});
                     if let Err(error) = api.patch(&node, &PatchParams::default(), &Patch::Merge(now)).await {
@@ -38,7 +40,7 @@ pub(crate) async fn heartbeats(requests: &Requests, world: &ScaleWorld) {
     }
 }
 
-/// As the API server takes times of Leases.
+/// Returns a time in the format of the times in a Lease.
 pub(crate) fn microseconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }

@@ -1,9 +1,9 @@
-//! The kubelets of all nodes, as far as launcher pods see them.
+//! The kubelets of all nodes, as far as launcher pods are concerned.
 //!
 //! ```text
 //!  bound ─▶ runs ─▶ ready once its agent reports that a guest runs in it
 //!            ├─ its guest has left ─▶ Succeeded, with the launcher's termination message
-//!            └─ deleted ───────────▶ ended ─▶ gone
+//!            └─ deleted ───────────▶ ended ─▶ removed
 //! ```
 
 use std::{
@@ -31,17 +31,19 @@ use serde_json::{Value, json};
 
 use crate::{latest::Latest, requests::Requests};
 
-/// From the binding of a pod to its container's start: images are there already.
+/// Delay from the binding of a pod to the start of its container: images are already present.
 const STARTS_AFTER: Duration = Duration::from_millis(500);
-/// From the end of a container to the removal of its deleted pod, which a kubelet cleans up first: the controller reads
-/// the container's end meanwhile, which agents would report of a pod that is gone.
+/// Delay from the end of a container to the removal of its deleted pod.
+///
+/// A kubelet cleans up the pod before it removes it. In the meantime, the controller reads the end of the container; if
+/// the pod were removed earlier, the agents would have to report it.
 const REMOVED_AFTER: Duration = Duration::from_millis(700);
-/// Limit of the wait until the controller has read it.
+/// Time limit for the controller to read the end of a container.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// All kubelets.
+/// The kubelets of all nodes.
 pub(crate) struct Kubelets {
     requests: Arc<Requests>,
     latest: Arc<Latest>,
@@ -51,12 +53,14 @@ pub(crate) struct Kubelets {
     addresses: AtomicU32,
 }
 
-/// Keys that are being processed, and whether they have changed meanwhile.
+/// Keys that are being processed, each with whether it has changed in the meantime.
 #[derive(Default)]
 pub(crate) struct Busy(Mutex<HashMap<String, bool>>);
 
 impl Busy {
-    /// Claims a key for the caller. Returns false if another caller processes it.
+    /// Claims a key for the caller.
+    ///
+    /// Returns false if another caller processes the key, which then processes it again.
     pub(crate) fn begin(&self, key: &str) -> bool {
         let mut keys = self.0.lock();
         match keys.get_mut(key) {
@@ -68,7 +72,7 @@ impl Busy {
         }
     }
 
-    /// Returns whether the caller has to reconcile again; otherwise it no longer works on the key.
+    /// Returns whether the caller has to process the key again; otherwise, releases the key.
     pub(crate) fn again(&self, key: &str) -> bool {
         let mut keys = self.0.lock();
         match keys.get_mut(key) {
@@ -94,7 +98,7 @@ enum Todo {
 }
 
 impl Kubelets {
-    /// Nothing is done before [`Self::run`].
+    /// Creates the kubelets; they do nothing before [`Self::run`].
     pub(crate) fn new(requests: &Arc<Requests>, latest: &Arc<Latest>) -> Self {
         Self {
             requests: Arc::clone(requests),
@@ -105,7 +109,7 @@ impl Kubelets {
         }
     }
 
-    /// Reconciles all pods for ever.
+    /// Reconciles all pods forever.
     pub(crate) async fn run(self: &Arc<Self>) {
         let mut changes = self.latest.pods.subscribe();
         while let Ok(uid) = changes.recv().await {
@@ -113,7 +117,7 @@ impl Kubelets {
         }
     }
 
-    /// The guest of a pod has left it for good.
+    /// Records that the guest of a pod has left the pod for good.
     pub(crate) fn guest_left(self: &Arc<Self>, pod: &str) {
         let mut left = self.left.lock();
         left.insert(pod.to_owned());
@@ -221,7 +225,7 @@ impl Kubelets {
         }
     }
 
-    /// Returns whether the end of a pod's guest is not in the phase of its instance yet.
+    /// Returns whether the phase of a pod's instance does not show the end of the guest yet.
     fn is_unread(&self, pod: &Pod) -> bool {
         let uid = self.latest.instance_of(&pod.uid().unwrap_or_default());
         let instance = uid.and_then(|uid| self.latest.instances.get(&uid));
@@ -274,7 +278,7 @@ fn condition(type_: &str, holds: bool, now: &Timestamp) -> Value {
     json!({"type": type_, "status": if holds { "True" } else { "False" }, "lastTransitionTime": now})
 }
 
-/// As the API server keeps most times.
+/// Returns the current time in whole seconds, the precision of most times in API objects.
 pub(crate) fn whole_seconds() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)

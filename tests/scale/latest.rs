@@ -1,4 +1,4 @@
-//! The newest state of what all nodes watch, and the subscribers to changes.
+//! The newest state of the objects that all nodes watch, and the subscribers to their changes.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,7 +27,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::requests::Requests;
 
-/// Number of changes that may be unread before a reader loses one, which ends the process.
+/// Maximum number of unread changes of a reader. A reader that loses a change ends the process.
 const CHANGES_BUFFERED: usize = 1 << 17;
 
 /// Objects of one kind by UID.
@@ -35,7 +35,7 @@ pub(crate) struct LatestObjects<K> {
     client: Client,
     labels: Option<String>,
     objects: Mutex<HashMap<String, Arc<K>>>,
-    /// UIDs of what has changed.
+    /// Sends the UIDs of changed objects.
     changes: broadcast::Sender<String>,
 }
 
@@ -57,12 +57,12 @@ where
         self.changes.subscribe()
     }
 
-    /// The newest that is known.
+    /// Returns the newest known state of an object.
     pub(crate) fn get(&self, uid: &str) -> Option<Arc<K>> {
         self.objects.lock().get(uid).cloned()
     }
 
-    /// Stores the API server's response to a write, which the watch shows later.
+    /// Stores the API server's response to a write before the watch shows the new state.
     pub(crate) fn store_response(&self, object: K) {
         let uid = object.uid().unwrap_or_default();
         if let Some(known) = self.objects.lock().get_mut(&uid)
@@ -93,7 +93,7 @@ where
                             objects.insert(uid.clone(), Arc::new(object));
                         }
                     }
-                    // Having no receiver yet is no error.
+                    // Sending fails if there is no receiver yet, which is no error.
                     let _ = self.changes.send(uid);
                 }
                 Ok(Event::Delete(object)) => {
@@ -113,14 +113,15 @@ fn version<K: Resource>(object: &K) -> u64 {
     text.parse().unwrap_or(0)
 }
 
-/// UIDs of pods by that of their instance. Deleted ones stay: reading them fails.
+/// UIDs of the pods of each instance, and the reverse. Deleted pods stay in the maps; [`LatestObjects::get`] does not
+/// find them.
 #[derive(Default)]
 struct ByInstance {
     pods: HashMap<String, BTreeSet<String>>,
     instances: HashMap<String, String>,
 }
 
-/// All that is watched.
+/// All watched objects.
 pub(crate) struct Latest {
     pub(crate) pods: LatestObjects<Pod>,
     pub(crate) instances: LatestObjects<VirtualMachineInstance>,
@@ -130,7 +131,7 @@ pub(crate) struct Latest {
 }
 
 impl Latest {
-    /// Nothing is watched before [`Self::run`].
+    /// Creates empty collections; nothing is watched before [`Self::run`].
     pub(crate) fn start(requests: &Requests) -> Arc<Self> {
         let client = &requests.client;
         Arc::new(Self {
@@ -142,7 +143,7 @@ impl Latest {
         })
     }
 
-    /// Watches for ever.
+    /// Watches the objects forever.
     pub(crate) async fn run(&self) {
         tokio::join!(
             self.pods.run(|pod| self.index(pod)),
@@ -157,10 +158,10 @@ impl Latest {
         );
     }
 
-    /// Waits until this number of instances run.
+    /// Waits until this number of instances are running.
     pub(crate) async fn until_running(&self, count: usize) {
         let mut running = self.running.subscribe();
-        // The sender lives as long as this does.
+        // Waiting cannot fail: `self` owns the sender.
         let _ = running.wait_for(|running| running.len() >= count).await;
     }
 
@@ -174,13 +175,13 @@ impl Latest {
         index.instances.insert(uid, owner.uid.clone());
     }
 
-    /// UID of the instance that a pod belongs to.
+    /// Returns the UID of the instance to which a pod belongs.
     pub(crate) fn instance_of(&self, pod: &str) -> Option<String> {
         let index = self.by_instance.lock();
         index.instances.get(pod).cloned()
     }
 
-    /// The pod of an instance on a node whose container runs.
+    /// Returns the pod of an instance on a node, if the pod's container runs.
     pub(crate) fn pod_on(&self, instance: &str, node: &str) -> Option<Arc<Pod>> {
         let index = self.by_instance.lock();
         let uids: Vec<String> = index.pods.get(instance).into_iter().flatten().cloned().collect();

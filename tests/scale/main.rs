@@ -1,22 +1,23 @@
-//! Plays the nodes of a large cluster: their kubelets, their agents, and the guests that move between
-//! them, all in one process and all through the API server.
+//! Simulates the nodes of a large cluster: their kubelets, their agents, and the guests that move between them.
+//!
+//! All simulated components run in one process, and communicate only through the API server.
 //!
 //! ```text
-//!                 ┌─ world ───── Nodes, Hypervisors, VirtualMachineInstances are made once
+//!                 ┌─ world ───── Nodes, Hypervisors, VirtualMachineInstances, created once
 //!  API server ◀──▶├─ heartbeats  Leases of kubelets and agents
-//!                 ├─ kubelets ── launcher pods run, become ready, end and go
-//!                 ├─ agents ──── guests run: what an agent reports of them
+//!                 ├─ kubelets ── launcher pods run, become ready, end and are removed
+//!                 ├─ agents ──── guests run: the status that an agent reports
 //!                 └─ simulated_agents ─ both sides of each migration: the agents' own decisions, no libvirt
 //!                                    └─▶ a line of JSON for each guest that has moved
 //! ```
 //!
-//! Scheduler, controller manager and Drydock's controller are real. What agents and kubelets watch for
-//! each node is watched once for all. Writes of agents are made as their service account on their node,
-//! so that roles and admission policies judge them.
+//! The scheduler, the controller manager and Drydock's controller are real. One watch serves all nodes, where each real
+//! agent and kubelet would have its own. Writes of agents use the agents' service account on the respective node, so
+//! that roles and admission policies apply to them.
 //!
-//! `hack/bench scale` runs it. It makes the nodes, then obeys the lines of its input: `machines` makes the
-//! virtual machines and waits until all run, `count` prints how many requests it has made. It ends with its
-//! input.
+//! `hack/bench scale` runs this program. The program creates the nodes, and then executes the lines of its standard
+//! input: `machines` creates the virtual machines and waits until all of them run, `count` prints the number of
+//! requests so far. The program ends at the end of its input.
 
 #![expect(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! Requests to the API server: as the administrator for kubelets, as the agent of a node for agents.
+//! Requests to the API server: as the administrator for kubelets, and as the agent of a node for agents.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// The agents' service account, as RBAC and admission policies know it.
+/// The agents' service account, as RBAC and admission policies name it.
 const AGENT: &str = "system:serviceaccount:drydock:drydock-agent";
 const GROUPS: [&str; 3] = [
     "system:serviceaccounts",
@@ -21,7 +21,7 @@ const GROUPS: [&str; 3] = [
     "system:authenticated",
 ];
 
-/// The way to the API server.
+/// The connection to the API server, and the number of requests.
 pub(crate) struct Requests {
     /// The administrator's client.
     pub(crate) client: Client,
@@ -40,7 +40,7 @@ impl Requests {
         })
     }
 
-    /// Returns the number of requests, by kind of client.
+    /// Returns the number of requests for each kind of client.
     pub(crate) fn counted(&self) -> Value {
         json!(*self.counts.lock())
     }
@@ -69,7 +69,7 @@ impl Requests {
         self.as_agent(node, request).await
     }
 
-    /// Makes an object as the agent of a node.
+    /// Creates an object as the agent of a node.
     pub(crate) async fn agent_creates<K>(&self, node: &str, namespace: &str, object: &K) -> kube::Result<Value>
     where
         K: Resource<DynamicType = ()> + Serialize,
@@ -99,5 +99,5 @@ impl Requests {
     }
 }
 
-/// The type of requests that the client sends.
+/// The type of requests that agents send.
 type AgentRequest = http::Request<Vec<u8>>;

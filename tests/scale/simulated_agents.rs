@@ -1,5 +1,7 @@
-//! The agents of all nodes, as far as migrations see them: both sides decide as agents do, by
-//! [`source::step`] and [`target::step`], about a [`ScaleGuest`] that libvirt need not move.
+//! The agents of all nodes, as far as migrations are concerned.
+//!
+//! Both sides decide as agents do, by [`source::step`] and [`target::step`]. They act on a [`ScaleGuest`], which moves
+//! without libvirt.
 
 use std::{
     collections::HashMap,
@@ -43,24 +45,26 @@ use crate::{
     simulated_guest::ScaleGuest,
 };
 
-/// Interval between two measurements of a guest that moves, by its agent.
+/// Interval at which an agent measures a guest during its migration.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The time that guests take to move.
+/// The duration of migrations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MoveSpeed {
-    /// The time that each of them takes, whatever its size.
+    /// Fixed part of the duration, independent of the guest's size.
     pub(crate) fixed: Duration,
-    /// Rate at which its memory moves in addition, in MiB per second.
+    /// Transfer rate of the guest's memory, in MiB per second, which adds to the fixed part.
     pub(crate) rate: Option<u64>,
-    /// Maximum deviation of the time, in percent, evenly distributed.
+    /// Maximum deviation of the duration, in percent, evenly distributed.
     pub(crate) spread: u64,
 }
 
 impl MoveSpeed {
-    /// Returns how long a guest of this size moves: the same each time for the same migration.
+    /// Returns the duration of the migration with this UID, of a guest of this size.
+    ///
+    /// The duration is the same each time for the same migration.
     fn duration(self, uid: &str, bytes: u64) -> Duration {
         let mut hasher = DefaultHasher::new();
         uid.hash(&mut hasher);
@@ -78,11 +82,11 @@ pub(crate) struct SimulatedAgents {
     latest: Arc<Latest>,
     kubelets: Arc<Kubelets>,
     speed: MoveSpeed,
-    /// The subscribers to changes of a migration, by UID.
+    /// Notifiers of the changes of each migration, by its UID.
     known: Mutex<HashMap<String, watch::Sender<u64>>>,
 }
 
-/// One migration, which its two sides share.
+/// A migration, which its two sides share.
 struct SimulatedMove {
     all: Arc<SimulatedAgents>,
     uid: String,
@@ -91,7 +95,7 @@ struct SimulatedMove {
 }
 
 impl SimulatedAgents {
-    /// Nothing is done before [`Self::run`].
+    /// Creates the agents; they do nothing before [`Self::run`].
     pub(crate) fn new(
         requests: &Arc<Requests>,
         latest: &Arc<Latest>,
@@ -107,7 +111,7 @@ impl SimulatedAgents {
         }
     }
 
-    /// Serves all migrations for ever.
+    /// Serves all migrations forever.
     pub(crate) async fn run(self: &Arc<Self>) {
         let mut changes = self.latest.migrations.subscribe();
         while let Ok(uid) = changes.recv().await {
@@ -139,7 +143,7 @@ impl SimulatedMove {
         self.all.latest.migrations.get(&self.uid)
     }
 
-    /// Returns how long the guest moves.
+    /// Returns the duration of the migration.
     fn duration(&self, migration: &VirtualMachineInstanceMigration) -> Duration {
         let source = migration.source();
         let pod = source.and_then(|source| source.pod_uid.as_deref());
@@ -149,7 +153,7 @@ impl SimulatedMove {
             .duration(&self.uid, instance.as_deref().map_or(0, memory))
     }
 
-    /// Reads the guest or changes it.
+    /// Reads or changes the guest, without a notification.
     fn with<R>(&self, apply: impl FnOnce(&mut ScaleGuest) -> R) -> R {
         apply(&mut self.guest.lock())
     }
@@ -160,7 +164,7 @@ impl SimulatedMove {
         self.news.send_modify(|number| *number += 1);
     }
 
-    /// The agent of the source, until the migration is over and nothing is left to do.
+    /// Runs the source's agent, until the migration is over and the agent has nothing left to do.
     async fn source(self: Arc<Self>) {
         let mut news = self.news.subscribe();
         let mut moving: Option<(Instant, Timestamp)> = None;
@@ -216,7 +220,7 @@ impl SimulatedMove {
         }
     }
 
-    /// The guest is on its target: everybody sees it at once.
+    /// Records that the guest has arrived on its target, and notifies both agents and the source's kubelet at once.
     fn arrived(&self, migration: &VirtualMachineInstanceMigration, began: Timestamp) {
         let status = migration.status.clone().unwrap_or_default();
         let (source, target) = (status.source.unwrap_or_default(), status.target.unwrap_or_default());
@@ -229,7 +233,7 @@ impl SimulatedMove {
         self.all.kubelets.guest_left(&source.pod_uid.unwrap_or_default());
     }
 
-    /// The agent of the target, until the migration is over and nothing is left to do.
+    /// Runs the target's agent, until the migration is over and the agent has nothing left to do.
     async fn target(self: Arc<Self>) {
         let mut news = self.news.subscribe();
         loop {
@@ -251,7 +255,7 @@ impl SimulatedMove {
                 }
                 self.with(|guest| guest.target_does(*step));
             }
-            // A state that is only shown is reported by the source.
+            // If the only step is `Show`, the source has to report the next state.
             let acted = steps.iter().any(|step| *step != TargetStep::Show);
             if acted && !failed {
                 continue;
@@ -290,7 +294,7 @@ impl SimulatedMove {
         self.write_source(migration, side).await
     }
 
-    /// Reports the guest's progress, as rarely as agents do.
+    /// Reports the guest's progress at the agents' reporting interval.
     async fn measure(&self, migration: &VirtualMachineInstanceMigration, reported: &mut Option<WrittenProgress>) {
         let now = Timestamp::now();
         let side = migration.source().cloned();
@@ -355,7 +359,7 @@ impl SimulatedMove {
         Ok(())
     }
 
-    /// Opens the gate of the pod that the guest has arrived in, unless it is open.
+    /// Opens the readiness gate of the pod in which the guest has arrived, unless the gate is open.
     async fn show(&self, migration: &VirtualMachineInstanceMigration) {
         let side = migration.target().cloned().unwrap_or_default();
         let pod = side.pod_uid.as_deref().and_then(|uid| self.all.latest.pods.get(uid));
@@ -412,7 +416,7 @@ impl SimulatedMove {
         Ok(())
     }
 
-    /// The events that agents publish of a migration.
+    /// Creates the event that an agent publishes for a migration.
     async fn record_event(&self, migration: &VirtualMachineInstanceMigration, reason: &str) {
         let status = migration.status.clone().unwrap_or_default();
         let (source, target) = (status.source.unwrap_or_default(), status.target.unwrap_or_default());
@@ -471,7 +475,7 @@ fn fingerprint(uid: &str, side: &str) -> String {
     text
 }
 
-/// Seconds since the epoch.
+/// Returns a time as seconds since the epoch.
 fn seconds(at: Timestamp) -> f64 {
     Duration::try_from(at.duration_since(Timestamp::UNIX_EPOCH)).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -1,8 +1,8 @@
-//! A guest that moves, as libvirt and the tunnels of both nodes would report it.
+//! A guest during a migration, as libvirt and the tunnels of both nodes would report it.
 //!
 //! ```text
 //!  source:  Running ── job: Outgoing ──────────▶ Left
-//!  target:  Absent ─── Incoming ───────────────▶ Running (its tunnel has let it go on)
+//!  target:  Absent ─── Incoming ───────────────▶ Running (released by its tunnel)
 //! ```
 
 use drydock_core::migration::{
@@ -11,7 +11,7 @@ use drydock_core::migration::{
     target::{TargetDomain, TargetStep, TargetTunnel, TargetView},
 };
 
-/// A guest on both nodes.
+/// The state of a guest on both nodes of a migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScaleGuest {
     source: SourceDomain,
@@ -46,7 +46,7 @@ impl ScaleGuest {
             call: self.call,
             tunnel: self.source_tunnel,
             stood_still: false,
-            // It does not wait for acknowledgements.
+            // The simulated source does not wait for acknowledgements.
             target_is_late: true,
             is_stuck: false,
         }
@@ -59,12 +59,12 @@ impl ScaleGuest {
             tunnel: self.target_tunnel,
             domain: self.target,
             fits: self.fits,
-            // It repeats a report that the API server refused, and is never ended.
+            // The simulated source repeats a report that the API server refused, and never ends.
             source_is_late: false,
         }
     }
 
-    /// Whether it is on its way.
+    /// Returns whether the guest is being migrated.
     pub(crate) fn moves(&self) -> bool {
         self.job == JobState::Outgoing
     }
@@ -102,7 +102,7 @@ impl ScaleGuest {
         }
     }
 
-    /// The source's agent has reported that the guest is about to move.
+    /// Records that the source's agent has reported the imminent migration of the guest.
     pub(crate) fn is_due(&mut self) {
         self.call = MigrateCall::Due;
     }
@@ -130,7 +130,8 @@ impl ScaleGuest {
         }
     }
 
-    /// All of it is there: the tunnel has let it go on there, and libvirt has stopped it here.
+    /// Completes the transfer: the tunnel has released the guest on the target, and libvirt has stopped it on the
+    /// source.
     pub(crate) fn arrives(&mut self) {
         self.source = SourceDomain::Left;
         (self.call, self.job) = (MigrateCall::Succeeded, JobState::None);
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Carries out an agent's decisions until it waits. Returns its reports.
+    /// Carries out the decisions of both agents until both wait, and returns their reports.
     fn sides(guest: &mut ScaleGuest, record: &mut MigrationRecord) -> Vec<String> {
         let mut reported = Vec::new();
         loop {

@@ -20,10 +20,10 @@ use crate::{
     requests::Requests,
 };
 
-/// A Node as an agent labels it, and its Hypervisor's status, of a machine without KVM.
+/// A Node with the labels of its agent, and the status of its Hypervisor, recorded on a machine without KVM.
 const NODE: &str = include_str!("recorded/node.json");
 const HYPERVISOR: &str = include_str!("recorded/hypervisor.json");
-/// Number of objects that are created at a time.
+/// Number of objects that are created concurrently.
 const AT_ONCE: usize = 24;
 /// Namespace of the virtual machines.
 pub(crate) const NAMESPACE: &str = "default";
@@ -53,7 +53,7 @@ impl ScaleWorld {
         &self.machines
     }
 
-    /// Makes the nodes that are not there.
+    /// Creates the missing nodes.
     pub(crate) async fn make_nodes(&self, requests: &Requests) -> Result<()> {
         let node: Value = serde_json::from_str(NODE).context("recorded/node.json")?;
         let hypervisor: Value = serde_json::from_str(HYPERVISOR).context("recorded/hypervisor.json")?;
@@ -85,7 +85,7 @@ impl ScaleWorld {
                                 {"name": "cloudinitdisk", "disk": {"bus": "virtio"}},
                             ]},
                         },
-                        // As many on each node as the scheduler can manage.
+                        // The scheduler spreads the guests as evenly as possible over the nodes.
                         "topologySpreadConstraints": [{
                             "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
                             "labelSelector": {"matchLabels": {"kubevirt.io": "virt-launcher"}},
@@ -118,7 +118,7 @@ async fn make_node(requests: &Requests, number: usize, name: &str, node: &Value,
     let mut labels = node["labels"].clone();
     labels["kubernetes.io/hostname"] = json!(name);
     let mut status = node["status"].clone();
-    // More room than the machine had that was recorded.
+    // The simulated node has more resources than the recorded machine.
     let room = json!({
         "cpu": "64", "memory": "256Gi", "pods": "250", "ephemeral-storage": "1Ti", "devices.kubevirt.io/kvm": "1000",
     });
@@ -138,7 +138,7 @@ async fn make_node(requests: &Requests, number: usize, name: &str, node: &Value,
     }))?;
     let of_node = match made(nodes.create(&PostParams::default(), &manifest).await)? {
         Some(node) => node,
-        // It was unresponsive since an earlier run.
+        // The Node exists, and has been unresponsive since an earlier run.
         None => {
             let ready = Patch::Strategic(json!({"status": {"conditions": status["conditions"]}}));
             nodes.patch_status(name, &PatchParams::default(), &ready).await?

@@ -44,7 +44,7 @@ struct Description {
 #[derive(Debug, Deserialize)]
 struct NodeMachine {
     name: String,
-    /// The process whose namespaces are those of the node.
+    /// Pid of the process whose namespaces are those of the node.
     pid: Option<u32>,
 }
 
@@ -57,7 +57,7 @@ impl Description {
         Ok(config)
     }
 
-    /// Reads the current description: a restarted node has another process.
+    /// Reads the current description of the cluster, since a restarted node has a new process.
     fn read(cluster: &str) -> Result<Self> {
         let state = setting("DRYDOCK_STATE").unwrap_or_else(|| "/var/lib/drydock-embedded".into());
         let file = Path::new(&state).join(cluster).join("cluster.json");
@@ -86,7 +86,7 @@ impl Cluster {
     /// Returns the cluster that `hack/test` started, once Drydock's webhooks respond.
     ///
     /// # Errors
-    /// If there is none, or Drydock is not ready on it.
+    /// If no cluster was started, or Drydock is not ready on it.
     pub async fn connect() -> Result<Self> {
         let name =
             setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
@@ -104,8 +104,9 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Waits until the controller's webhooks can be reached. After all nodes were unresponsive, as a previous test may
-    /// have left them, none of the controller's pods counts as ready for a moment.
+    /// Waits until the controller's webhooks can be reached.
+    ///
+    /// If a previous test has left all nodes unresponsive, none of the controller's pods counts as ready for a moment.
     ///
     /// # Errors
     /// If that does not happen in time.
@@ -185,7 +186,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Makes the cluster's registry serve another image under a name; see `tests/oracle/retag.py`.
+    /// Makes the cluster's registry serve another image under the name `repository`; see `tests/oracle/retag.py`.
     ///
     /// # Errors
     /// If the script fails, with its output.
@@ -215,11 +216,12 @@ impl Cluster {
         output(&mut command)
     }
 
-    /// Runs the command of a page that begins like this, as a user does, with the page's names replaced; returns its
-    /// output.
+    /// Runs the command of a documentation page that starts with `beginning`, as a user does, and returns its output.
+    ///
+    /// The names in `replaced` are replaced in the command.
     ///
     /// # Errors
-    /// If there is no such command, or if it fails, with its output.
+    /// If the page contains no such command, or if the command fails, with its output.
     pub fn documented(&self, page: &str, beginning: &str, replaced: &[(&str, &str)]) -> Result<String> {
         let text = std::fs::read_to_string(repository().join(page)).with_context(|| page.to_owned())?;
         let script = documents::command(&text, beginning, replaced).with_context(|| page.to_owned())?;
@@ -234,10 +236,10 @@ impl Cluster {
 
     /// Runs a script in a guest's pod that ends the guest.
     ///
-    /// The pod ends with its guest. If that is before the script has ended, the script is killed, which is no error.
+    /// The pod ends with its guest. If the pod ends before the script, the script is killed, which is no error.
     ///
     /// # Errors
-    /// If it fails otherwise, with its output.
+    /// If the script fails for another reason, with its output.
     pub fn end_guest_by(&self, pod: &str, script: &str) -> Result<()> {
         match self.kubectl(&["exec", pod, "--", "sh", "-c", script]) {
             Err(error) if format!("{error:#}").contains("command terminated with exit code 137") => Ok(()),
@@ -407,7 +409,7 @@ impl Cluster {
     /// Returns the response to GET on a path of the API server.
     ///
     /// # Errors
-    /// If it is an error, or there is none.
+    /// If the response is an error, or the API server does not respond.
     pub async fn get(&self, path: &str) -> Result<String> {
         let request = http::Request::get(path).body(Vec::new())?;
         self.client
@@ -445,7 +447,7 @@ impl Cluster {
         self.kubectl(&all).map(drop)
     }
 
-    /// Replaces the legacy ConfigMap by that of `hack/test` with these additional entries.
+    /// Replaces the legacy ConfigMap by the one of `hack/test` with these additional entries.
     ///
     /// # Errors
     /// If the API server refuses.
@@ -470,12 +472,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Deletes all objects of a kind in a namespace, and does not wait for their end.
+    /// Deletes all objects of a kind in a namespace, without waiting for the deletion to complete.
     ///
     /// # Errors
     /// If the API server refuses.
     pub async fn delete_all<K: Resource<DynamicType = ()>>(&self, namespace: &str) -> Result<()> {
-        // What a test has written need not be readable as its type.
+        // The objects that a test has written may not be readable as their type.
         let kind = ApiResource::erase::<K>(&());
         let all = Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &kind);
         let parameters = DeleteParams::background();
@@ -483,7 +485,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Deletes all pods in a namespace without a grace period, and waits until they are gone.
+    /// Deletes all pods in a namespace without a grace period, and waits until they are deleted.
     ///
     /// # Errors
     /// If that fails.
@@ -511,7 +513,7 @@ impl Cluster {
 
     /// Removes leftovers of earlier tests.
     ///
-    /// By requests of its own, as hundreds of kubectl processes would take minutes.
+    /// The function sends requests itself, since hundreds of kubectl processes would take minutes.
     ///
     /// # Errors
     /// If that fails.
@@ -581,8 +583,9 @@ impl Cluster {
         self.with_token(&["drydock-controller"]).await
     }
 
-    /// Returns a client with a token of one of Drydock's service accounts; `of` are arguments of `kubectl create
-    /// token`.
+    /// Returns a client with a token of one of Drydock's service accounts.
+    ///
+    /// `of` contains the arguments of `kubectl create token`.
     async fn with_token(&self, of: &[&str]) -> Result<Client> {
         let token = self.kubectl(&[&["-n", "drydock", "create", "token"], of].concat())?;
         let mut kubeconfig = Kubeconfig::read_from(&self.description.kubeconfig)?;
@@ -617,7 +620,7 @@ impl Cluster {
     }
 }
 
-/// A running command.
+/// A command that runs in the background.
 #[derive(Debug)]
 pub struct Begun(Option<Child>);
 
@@ -643,7 +646,7 @@ impl Begun {
 impl Drop for Begun {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
-            // A test that has failed must not leave a drain behind.
+            // A test that has failed must not leave a running drain behind.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -656,10 +659,10 @@ pub fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
 }
 
-/// Returns the path of a program that `hack/test cluster` builds, from the variable that it sets.
+/// Returns the path of a program that `hack/test cluster` builds, from the environment variable that it sets.
 ///
 /// # Errors
-/// If the tests are run in another way.
+/// If the variable is not set, since the tests are run in another way.
 pub(crate) fn program(variable: &str) -> Result<String> {
     setting(variable).with_context(|| format!("run by `hack/test cluster`: {variable} is not set"))
 }

@@ -1,4 +1,4 @@
-//! The descheduler of Kubernetes on the tests' cluster.
+//! The Kubernetes descheduler on the tests' cluster.
 
 use std::{fs, process::Command};
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::{Cluster, cluster::program, session::Session};
 
-/// Name of the variable with the path of the program, which `hack/test` builds.
+/// Name of the environment variable with the path of the program, which `hack/test` builds.
 const PROGRAM: &str = "DRYDOCK_TEST_DESCHEDULER";
 
 const POLICY: &str = "\
@@ -28,14 +28,16 @@ profiles:
 ";
 
 impl Cluster {
-    /// Starts the descheduler with evictions in the background (its feature `EvictionsInBackground`). Every second it
-    /// evicts at most one launcher pod from nodes with a taint that the pod does not tolerate.
+    /// Starts the descheduler with evictions in the background (its feature `EvictionsInBackground`).
+    ///
+    /// Every second the descheduler evicts at most one launcher pod from nodes with a taint that the pod does not
+    /// tolerate.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn descheduler_begun(&self) -> Result<Session> {
         let program = program(PROGRAM)?;
-        // The folder gets its policy and the certificate that it makes for itself.
+        // The folder contains the descheduler's policy, and the certificate that the descheduler creates for itself.
         let folder = TempDir::with_prefix("drydock-descheduler-").context("the descheduler's folder")?;
         let policy = folder.path().join("policy.yaml");
         fs::write(&policy, POLICY).context("the descheduler's policy")?;

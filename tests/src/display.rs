@@ -1,4 +1,6 @@
-//! A viewer of a guest's display: the protocol RFB 3.8 (RFC 6143), as much as it takes to see that the display responds.
+//! A viewer of a guest's display.
+//!
+//! The viewer implements the part of the protocol RFB 3.8 (RFC 6143) that shows whether the display responds.
 
 use std::{
     io::{Read, Write},
@@ -11,12 +13,12 @@ use serde_json::Value;
 
 use crate::{Cluster, session::Session, watching::until_some};
 
-/// Width and height in pixels of the part of the screen that is requested.
+/// Width and height, in pixels, of the part of the screen that is requested.
 const SIDE: u16 = 16;
-/// Bytes of a pixel, as QEMU has them unless the client chooses others.
+/// Number of bytes of a pixel in QEMU's default format.
 const PIXEL: usize = 4;
 
-/// Returns the port in the output of `virtctl vnc --proxy-only`, which also logs.
+/// Returns the port in the output of `virtctl vnc --proxy-only`, which also contains log lines.
 fn port(printed: &str) -> Option<u16> {
     let mut lines = printed
         .lines()
@@ -52,7 +54,7 @@ impl Display {
         display.stream.write_all(&version)?;
         let [count] = display.read()?;
         display.skip(usize::from(count))?;
-        // Security type None, whose result is 0.
+        // Selects the security type None, whose result is 0.
         display.stream.write_all(&[1])?;
         ensure!(display.read::<4>()? == [0; 4], "the display wants a password");
         // Other viewers may stay.

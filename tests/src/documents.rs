@@ -1,12 +1,14 @@
-//! Commands of the documents, which tests read from their pages and run: page and test cannot differ.
+//! Commands of the documentation, which tests read from its pages and run: page and test cannot differ.
 
 use anyhow::{Context, Result, ensure};
 
-/// Returns the one command of a page that begins like this, with the lines that belong to it: continued ones, and
-/// those that it reads. The page's names are replaced by those of a test.
+/// Returns the only command of a page that starts with `beginning`.
+///
+/// The command includes its continuation lines and the lines that it reads as input. The names in `replaced` are
+/// replaced by those of a test.
 ///
 /// # Errors
-/// If not exactly one command begins like this, or a name does not occur in it.
+/// If not exactly one command starts like this, or a name does not occur in it.
 pub(crate) fn command(page: &str, beginning: &str, replaced: &[(&str, &str)]) -> Result<String> {
     let mut begun = page
         .lines()

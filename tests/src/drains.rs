@@ -44,10 +44,12 @@ pub async fn clean_for_drains() -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Names of guests that cannot be migrated, and of their claims and volumes.
+/// Names of the guests that cannot be migrated, and of their claims and volumes.
 const IMMOVABLE: [&str; 2] = ["stuck", "restarting"];
 
-/// Deletes the claims and the volumes of such guests. A volume is created before its claim and deleted after it.
+/// Deletes the claims and the volumes of the guests that cannot be migrated.
+///
+/// A volume is created before its claim and deleted after it.
 ///
 /// # Errors
 /// If they cannot be deleted.
@@ -79,12 +81,14 @@ impl Cluster {
     }
 }
 
-/// Returns the manifest of a guest that counts, with an eviction strategy.
+/// Returns the manifest of a counting guest with an eviction strategy.
 pub fn counting(name: &str, strategy: &str) -> String {
     with_strategy(&bare_instance(name), strategy)
 }
 
-/// Returns the same for a guest with Linux, whose memory takes a while to move.
+/// Returns the manifest of a counting guest with Linux and an eviction strategy.
+///
+/// The memory of this guest takes a while to move.
 pub fn counting_on_linux(name: &str, strategy: &str) -> String {
     with_strategy(&instance(name, "count: 200ms"), strategy)
 }
@@ -93,7 +97,7 @@ fn with_strategy(instance: &str, strategy: &str) -> String {
     instance.replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
 }
 
-/// Returns the manifest of a guest with a ReadWriteOnce claim, so that it cannot be migrated.
+/// Returns the manifest of a guest with a ReadWriteOnce claim, which prevents its migration.
 pub fn immovable(name: &str, annotation: &str) -> String {
     format!(
         "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec:\n  capacity: {{storage: 16Mi}}\n  \
@@ -115,11 +119,12 @@ pub fn immovable(name: &str, annotation: &str) -> String {
     )
 }
 
-/// Starts guests on the first node, and waits until it is known whether they can be migrated. Each entry has a name, a
-/// manifest, and the expected status of the condition `LiveMigratable`.
+/// Starts guests on the first node, and waits until their conditions `LiveMigratable` have the expected statuses.
+///
+/// Each entry has a name, a manifest, and the expected status of the condition.
 ///
 /// # Errors
-/// If one of them does not get that far.
+/// If a guest does not reach this state in time.
 pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &str)]) -> Result<()> {
     cluster.cordon(cluster.second(), true).await?;
     for (_, manifest, _) in guests {
@@ -138,7 +143,7 @@ pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &s
     cluster.cordon(cluster.second(), false).await
 }
 
-/// Runs `kubectl drain` with the flags in KubeVirt's documentation and `more`. Returns its output.
+/// Runs `kubectl drain` with the flags in KubeVirt's documentation and `more`, and returns its output.
 ///
 /// # Errors
 /// If it fails, with its output.
@@ -146,7 +151,7 @@ pub fn drain(cluster: &Cluster, node: &str, more: &[&str]) -> Result<String> {
     cluster.kubectl(&drain_arguments(node, more))
 }
 
-/// Begins such a drain.
+/// Starts a drain like [`drain`] in the background.
 ///
 /// # Errors
 /// If kubectl cannot be run.
@@ -214,7 +219,7 @@ pub async fn until_drain(
     of(&hypervisor).context("no drain")
 }
 
-/// Returns the guests that are left on a node: name, state and reason, sorted.
+/// Returns the guests that are still on a node: name, state and reason, sorted.
 pub fn left(drain: &DrainStatus) -> Vec<(&str, RemainingState, &str)> {
     let mut left: Vec<_> = drain
         .remaining

@@ -66,11 +66,11 @@ pub enum Side {
 pub enum Moment {
     /// The target pod is not scheduled yet.
     Scheduling,
-    /// Both sides are assigned, but not both prepared.
+    /// The nodes of both sides are known, and the target is not prepared.
     PreparingTarget,
     /// The guest is being transferred, and runs on the source.
     Running,
-    /// The guest has just been stopped on the source, to continue on the target.
+    /// The guest has just been stopped on the source, and is about to continue on the target.
     HandOver,
 }
 
@@ -123,12 +123,12 @@ impl Component {
 }
 
 impl Case {
-    /// Returns whether the component exists in that phase on that side, and the kind applies to it.
+    /// Returns whether the component exists in this phase on this side, and the kind of fault applies to it.
     fn is_possible(self) -> bool {
         let there = match (self.part, self.side) {
-            // It is the guest itself, which would not survive a freeze.
+            // This QEMU is the guest itself, which would not survive a freeze.
             (Component::Qemu, Side::Source) => self.kind == FaultKind::Kill && self.moment == Moment::Running,
-            // It exists once the transfer starts.
+            // This QEMU exists once the transfer has started.
             (Component::Qemu, Side::Target) => self.moment >= Moment::Running,
             (part, Side::Target) if part.is_in_pod() => self.moment >= Moment::PreparingTarget,
             (part, side) => part.has_sides() == (side != Side::Neither),
@@ -136,8 +136,9 @@ impl Case {
         there && self.part.is_link() == (self.kind == FaultKind::Cut)
     }
 
-    /// Returns whether the fault may hit the running guest itself and end it. A pod ends with its first process, and
-    /// during the hand-over the guest may run on either side.
+    /// Returns whether the fault may hit the running guest itself and end it.
+    ///
+    /// A pod ends with its first process, and during the hand-over the guest may run on either side.
     pub fn may_end_the_guest(self) -> bool {
         match (self.kind, self.part, self.side) {
             (FaultKind::Kill, Component::Launcher | Component::Qemu, Side::Source) => true,
@@ -218,9 +219,10 @@ pub fn every_case() -> Vec<Case> {
     all
 }
 
-/// Returns a small set of cases that covers each possible pair of kind, part, side and moment at least once. The seed
-/// determines the selection. Those that cover the most pairs come first; among equal candidates a kill is preferred,
-/// since it takes the least time.
+/// Returns a small set of cases that covers each possible pair of kind, part, side and moment at least once.
+///
+/// The seed determines the selection. The cases that cover the most pairs come first. Among cases that cover equally
+/// many pairs, a kill is preferred, since it takes the least time.
 pub fn pairwise(seed: u64) -> Vec<Case> {
     let mut left = every_case();
     shuffle(&mut left, seed);

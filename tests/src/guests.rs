@@ -1,4 +1,4 @@
-//! Virtual machines of tests: their manifests, their externally visible state, and whether they ran without
+//! Virtual machines of tests: their manifests, their externally visible state, and whether they run without
 //! interruption.
 
 use std::{
@@ -33,8 +33,10 @@ pub const NAMESPACE: &str = "default";
 /// The image of the guest, with the name in KubeVirt's documentation.
 pub const IMAGE: &str = "kubevirt/fedora-cloud-container-disk-demo:latest";
 
-/// The image of a guest without an operating system: it counts on its console, and it switches off when its power
-/// button is pressed. It starts at once, where Linux takes seconds of an emulated processor.
+/// The image of a guest without an operating system.
+///
+/// The guest counts on its console, and switches off when its power button is pressed. It starts at once, whereas Linux
+/// takes seconds on an emulated processor.
 pub const BARE_IMAGE: &str = "localhost/drydock/bare-guest:dev";
 
 /// Returns the manifest of a small VirtualMachineInstance; `control` are lines of the guest's `drydock:` map.
@@ -51,7 +53,7 @@ pub fn bare_instance(name: &str) -> String {
     instance(name, "").replace(IMAGE, BARE_IMAGE)
 }
 
-/// Returns the spec of such a guest, indented by `depth` spaces.
+/// Returns the spec of a guest with [`BARE_IMAGE`], indented by `depth` spaces.
 pub fn bare_spec(depth: usize) -> String {
     spec("", depth).replace(IMAGE, BARE_IMAGE)
 }
@@ -127,7 +129,7 @@ impl Cluster {
         until(self.instances(), name, &what, is).await
     }
 
-    /// Returns the pods of an instance, by its UID, the newest last.
+    /// Returns the pods that belong to the UID of an instance, the newest last.
     ///
     /// # Errors
     /// If they cannot be listed.
@@ -162,7 +164,7 @@ impl Cluster {
 
     /// Waits until the console output of an instance's guest contains a text, and returns the whole output.
     ///
-    /// A guest that does not run for a while in the midst of a line finds that line split in the log.
+    /// If the guest stops for a while in the middle of a line, the log contains this line in two parts.
     ///
     /// # Errors
     /// If that does not happen in time.
@@ -232,7 +234,7 @@ impl Cluster {
             let pods = self.pods().list(&launchers).await?.items;
             let mut refused = Vec::new();
             if pods.is_empty() {
-                // For instances with a status made up by a test, no component can report that they have ended.
+                // If a test has set the status of an instance itself, no component can report that its pods have ended.
                 let kept = Patch::Merge(serde_json::json!({"metadata": {"finalizers": null}}));
                 for instance in &instances {
                     let name = instance.name_any();
@@ -292,12 +294,12 @@ pub fn condition(instance: &VirtualMachineInstance, type_: &str) -> (String, Str
         .unwrap_or_default()
 }
 
-/// A numbered sign of life.
+/// A numbered output of a guest, which shows that the guest runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tick {
     /// The number, from 1.
     pub number: u64,
-    /// The boot of the guest to which it belongs.
+    /// The ID of the guest's boot to which the tick belongs.
     pub boot: String,
 }
 
@@ -305,7 +307,7 @@ pub struct Tick {
 pub fn ticks(text: &str) -> Vec<Tick> {
     text.lines()
         .filter_map(|line| {
-            // A tick may follow a login prompt, which has no line end.
+            // A tick may follow a login prompt, which does not end its line.
             let mut fields = line.split_once("tick ")?.1.split(' ');
             let number = fields.next()?.parse().ok()?;
             let boot = fields.next()?.strip_prefix("boot=")?.to_owned();
@@ -336,7 +338,7 @@ pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
     Ok(())
 }
 
-/// A sign of life received outside the pods.
+/// A tick that was received outside the pods.
 #[derive(Clone, Debug)]
 struct Received {
     tick: Tick,
@@ -379,12 +381,13 @@ impl Collector {
         })
     }
 
-    /// Returns the lines of a guest's control file that make it send ticks here, at the interval `every`.
+    /// Returns lines for a guest's control file: the guest sends ticks to this collector, at the interval `every`.
     pub fn datagrams(&self, every: &str) -> String {
         format!("udp: \"{}\"\nudp-interval: {every}", self.address)
     }
 
-    /// Returns these lines for a guest that also counts on its console.
+    /// Returns lines for a guest's control file: the guest counts on its console, and sends ticks as in
+    /// [`Self::datagrams`].
     pub fn ticking(&self, every: &str) -> String {
         format!("count: 200ms\n{}", self.datagrams(every))
     }
@@ -459,13 +462,13 @@ impl Collector {
     }
 }
 
-/// Sleeps between two checks that something does *not* happen, for which there is no event.
+/// Sleeps between two checks that something does *not* happen, since no event reports its absence.
 pub async fn meanwhile(span: Duration) {
     let _stopwatch = Stopwatch::start("pause".to_owned());
     tokio::time::sleep(span).await;
 }
 
-/// Returns what a guest's console printed, short enough for an error: its first lines that are no ticks, and its end.
+/// Returns an excerpt of a console output for error messages: its first lines that are not ticks, and its end.
 fn excerpt(console: &str) -> String {
     let others = console
         .lines()

@@ -1,8 +1,8 @@
-//! Summaries of migrations, for the messages of failures.
+//! Summaries of migrations, for failure messages.
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 
-/// Summarizes the state of a migration in one line, for failures.
+/// Returns the state of a migration in one line, for failure messages.
 pub fn summary(migration: &VirtualMachineInstanceMigration) -> String {
     let status = migration.status.clone().unwrap_or_default();
     let state = status.migration_state.unwrap_or_default();

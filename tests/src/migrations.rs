@@ -1,7 +1,7 @@
 //! Live migrations in tests: requests, waiting, and the output of a guest across all its pods.
 //!
 //! ```text
-//!  pod on the first node:   tick 1 .. tick 41 boo       the console of a guest that moves is in
+//!  pod on the first node:   tick 1 .. tick 41 boo       the console output of a migrated guest is in
 //!  pod on the second node:                       t=.. tick 42 ..   the logs of all its pods
 //! ```
 
@@ -125,7 +125,7 @@ impl Cluster {
         Ok(migration)
     }
 
-    /// Waits until a migration has reached a phase; it may be in a later one now.
+    /// Waits until a migration has reached a phase. The migration may already be in a later phase.
     ///
     /// # Errors
     /// If that does not happen in time.
@@ -319,7 +319,7 @@ pub async fn migrations_of(cluster: &Cluster, instance: &str) -> Result<Vec<Virt
 /// Returns the node in the status of an instance.
 ///
 /// # Errors
-/// If there is none.
+/// If the status contains no node.
 pub fn node_of(instance: &VirtualMachineInstance) -> Result<String> {
     let status = instance.status.as_ref();
     let node = status.and_then(|status| status.node_name.clone());

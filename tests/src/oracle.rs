@@ -1,4 +1,4 @@
-//! An independent computation of a node's labels (tests/oracle), from the output of virsh.
+//! An independent computation of a node's labels by `tests/oracle`, from the output of virsh.
 
 use std::{collections::BTreeMap, fs, process::Command};
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::{Cluster, cluster::repository};
 
-/// The inputs of the labels besides the machine.
+/// The settings that the labels depend on, in addition to the machine.
 #[derive(Clone, Debug, Default)]
 pub struct LabelInputs {
     /// Additional obsolete models.
@@ -31,7 +31,7 @@ pub async fn labels(cluster: &Cluster, node: &str, inputs: &LabelInputs) -> Resu
         .context("virsh in the agent's container")?;
     let folder = TempDir::with_prefix("drydock-oracle-")?;
     fs::create_dir(folder.path().join("cpu_map"))?;
-    // The output is a sequence of files, each after a line `=== name`.
+    // The output is a sequence of files, each of which follows a line `=== name`.
     for part in printed.split("\n=== ").skip(1) {
         let (name, content) = part.split_once('\n').context("a part without a name")?;
         fs::write(folder.path().join(name.trim()), content)?;

@@ -74,12 +74,13 @@ impl Cluster {
         Ok(metrics)
     }
 
-    /// Moves a replica of the controller if both are on one node, as a drain may have left them.
+    /// Deletes a replica of the controller if both are on one node, for example after a drain.
     ///
-    /// Half a minute later the leader would do so, which closes the streams that this replica serves.
+    /// The standby replica is deleted. Otherwise the leader would move a replica half a minute later, which would close
+    /// the streams that this replica serves.
     ///
     /// # Errors
-    /// If they do not come apart in time.
+    /// If the replicas do not run on two nodes in time.
     pub async fn controllers_apart(&self) -> Result<()> {
         until_some("a controller on each of two nodes", || async {
             let controllers = self.ready_controllers().await?;
@@ -116,8 +117,9 @@ impl Cluster {
         self.until_admitting().await
     }
 
-    /// Replaces the pods with a container that was restarted more than `often` times, before a test kills it again:
-    /// the kubelet increases the delay of each restart.
+    /// Replaces the pods with a container that was restarted more than `often` times.
+    ///
+    /// The kubelet increases the delay with each restart; a test that kills a container again needs a short delay.
     ///
     /// # Errors
     /// If the new pods do not become ready.

@@ -1,9 +1,10 @@
 //! Records every state of some objects, so that a test can check all of them afterwards.
 //!
 //! A recorder starts from the resource version of a *list*: the version of a single object may be older than the API
-//! server's watch window (a restarted server has nothing older than its start). Bookmarks advance the version while
-//! nothing changes. If the server has dropped the version nevertheless (410 Gone), the recorder lists again and
-//! continues; if an object has changed in between, [`Recorder::stop`] fails, since the record may lack a state.
+//! server's watch window (a restarted server has no versions from before its start). Bookmarks advance the version
+//! while nothing changes. If the API server has dropped the version nevertheless (410 Gone), the recorder lists again
+//! and continues. If an object has changed in the meantime, [`Recorder::stop`] fails, since the record may lack a
+//! state.
 
 use std::{collections::BTreeMap, fmt::Debug, time::Duration};
 
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Cluster, watching::PATIENCE};
 
-/// Pause before a watch that could not be opened, or that broke, is reopened.
+/// Pause before a watch that could not be opened or has broken is opened again.
 const REOPEN_AFTER: Duration = Duration::from_millis(250);
 /// HTTP status for a resource version that the API server no longer has.
 const GONE: u16 = 410;
@@ -111,7 +112,7 @@ where
     }
 }
 
-/// Lists the objects again; retries for as long as an API server may be unavailable in a test.
+/// Lists the objects again. Retries for as long as the API server may be unavailable in a test.
 async fn relist<K>(api: &Api<K>, fields: &str) -> Result<ObjectList<K>>
 where
     K: Clone + Debug + DeserializeOwned,
@@ -152,7 +153,7 @@ where
         self.states.last().cloned().unwrap_or_default()
     }
 
-    /// Applies a watch event. Returns an error event as the error that it contains.
+    /// Applies a watch event. If the event is an error, returns that error.
     fn apply(&mut self, event: WatchEvent<K>) -> kube::Result<()> {
         let mut next = self.current();
         match event {

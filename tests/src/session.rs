@@ -1,4 +1,4 @@
-//! Programs that run during a test.
+//! Programs that run in the background of a test.
 
 use std::{
     io::{Read, Write},
@@ -13,13 +13,13 @@ use tempfile::TempDir;
 
 use crate::watching::until_some;
 
-/// A program that goes on. It is killed when dropped.
+/// A program that runs in the background. It is killed when dropped.
 #[derive(Debug)]
 pub struct Session {
     child: Child,
     input: Option<ChildStdin>,
     output: Arc<Mutex<Vec<u8>>>,
-    /// Deleted once the program has ended.
+    /// A folder that is deleted once the program has ended.
     folder: Option<TempDir>,
 }
 
@@ -70,29 +70,29 @@ impl Session {
         })
     }
 
-    /// Deletes a folder of the program's once it has ended.
+    /// Deletes a folder of the program once the program has ended.
     pub(crate) fn with_folder(mut self, folder: TempDir) -> Self {
         self.folder = Some(folder);
         self
     }
 
-    /// Returns what it has printed so far.
+    /// Returns the output of the program so far.
     pub fn printed(&self) -> String {
         let output = self.output.lock();
         String::from_utf8_lossy(&output).into_owned()
     }
 
-    /// Types a text.
+    /// Writes a text to the program's input.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the program has ended.
     pub fn write(&mut self, text: &str) -> Result<()> {
         let input = self.input.as_mut().context("its input is closed")?;
         input.write_all(text.as_bytes())?;
         Ok(input.flush()?)
     }
 
-    /// Waits until it has printed a text.
+    /// Waits until the program has printed a text, and returns its output.
     ///
     /// # Errors
     /// If that does not happen in time.
@@ -104,7 +104,7 @@ impl Session {
         found.await.with_context(|| format!("it printed {:?}", self.printed()))
     }
 
-    /// Waits until it ends; returns whether it succeeded.
+    /// Waits until the program has ended, and returns whether it succeeded.
     ///
     /// # Errors
     /// If that does not happen in time.

@@ -1,4 +1,4 @@
-//! KubeVirt's own command line on the tests' cluster.
+//! KubeVirt's own command-line tool, virtctl, on the tests' cluster.
 
 use std::process::{Command, Output};
 
@@ -6,14 +6,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::{Cluster, cluster::program, session::Session};
 
-/// Name of the variable with the path of the program, which `hack/test` builds.
+/// Name of the environment variable with the path of the program, which `hack/test` builds.
 const PROGRAM: &str = "DRYDOCK_TEST_VIRTCTL";
 
 impl Cluster {
-    /// Runs virtctl; returns what it printed.
+    /// Runs virtctl, and returns its output.
     ///
     /// # Errors
-    /// If it fails, with what it printed on its standard error.
+    /// If virtctl fails, with its standard error.
     pub fn virtctl(&self, arguments: &[&str]) -> Result<String> {
         let done = self.run_virtctl(arguments)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -23,10 +23,10 @@ impl Cluster {
         Ok(text(&done.stdout))
     }
 
-    /// Runs virtctl, which is to fail; returns the lines of its standard error.
+    /// Runs virtctl, which has to fail, and returns the lines of its standard error.
     ///
     /// # Errors
-    /// If it succeeds.
+    /// If virtctl succeeds.
     pub fn virtctl_refused(&self, arguments: &[&str]) -> Result<Vec<String>> {
         let done = self.run_virtctl(arguments)?;
         if done.status.success() {
@@ -36,7 +36,7 @@ impl Cluster {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// Starts virtctl, which goes on until its user or the cluster ends it.
+    /// Starts virtctl in the background; it runs until its user or the cluster ends it.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -46,7 +46,7 @@ impl Cluster {
         Session::start(command)
     }
 
-    /// Starts virtctl at a terminal of its own, as for a console.
+    /// Starts virtctl on its own terminal, as for a console.
     ///
     /// # Errors
     /// If it cannot be started.

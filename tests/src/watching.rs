@@ -1,4 +1,4 @@
-//! Waiting for a value by watching, never for a fixed time.
+//! Waits for a value by watching or polling, never for a fixed time.
 
 use std::{
     fmt::Debug,
@@ -11,17 +11,20 @@ use kube::{Api, Resource, runtime::wait::await_condition};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-/// Time for which a test waits for a change that should take seconds. It is long because the machine is shared, and
-/// because a kubelet or the controller manager may notice only after a minute that an API server is back: client-go's
-/// reflector waits up to 30 s between its attempts, twice that with jitter, and once more if its first request reaches
-/// a server that has not loaded its RBAC rules yet. No test infers anything from the duration.
+/// Time for which a test waits for a change that should take seconds.
+///
+/// The time is long because the machine is shared, and because a kubelet or the controller manager may notice only
+/// after a minute that an API server is available again: client-go's reflector waits up to 30 s between its attempts,
+/// twice that with jitter, and once more if its first request reaches a server that has not loaded its RBAC rules yet.
+/// No test infers anything from the duration.
 pub const PATIENCE: Duration = Duration::from_secs(180);
-/// Pauses between polls: most values are there within a moment, and a guest that boots is not polled too often.
+/// Limits of the pause between polls: most values are available within a moment, and a booting guest is not polled too
+/// often.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// Waits of at least this length are printed.
 const LONG: Duration = Duration::from_secs(1);
-/// Number of bytes from the end of an object's text that a failure shows; the status is at the end.
+/// Number of bytes of an object that a failure message shows, from the end of its text: the status is at the end.
 const SHOWN: usize = 4000;
 
 /// Waits until an object meets a condition, and returns it.
@@ -53,7 +56,7 @@ where
     }
 }
 
-/// Polls until there is a result; for state that cannot be watched.
+/// Polls until there is a result, for state that cannot be watched.
 ///
 /// # Errors
 /// If there is none within [`PATIENCE`]; the message contains `what`.
@@ -71,7 +74,7 @@ where
 /// Polls until the inner result is `Ok`. An inner error is the reason for another attempt.
 ///
 /// # Errors
-/// If it is not within [`PATIENCE`]; the message contains `what` and the last inner error.
+/// If the inner result is not `Ok` within [`PATIENCE`]; the message contains `what` and the last inner error.
 pub async fn until_ok<T, F>(what: &str, mut poll: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<std::result::Result<T, String>>>,
@@ -95,7 +98,9 @@ where
     Err(anyhow!("waited in vain for {what}; the last result was: {last}"))
 }
 
-/// Prints how long something took, once it is over: the output of a test, which a failure shows, has where its time went.
+/// Prints the duration of a step when the step ends.
+///
+/// A failure shows the output of its test, so the output shows where the time was spent.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     what: String,

@@ -7,18 +7,18 @@ use serde_json::{Value, json};
 const NAMESPACE: &str = "admission-tests";
 const NOBODY: &str = "system:serviceaccount:default:nobody";
 
-/// A separate namespace. Nothing in it ever runs: its instances fit no node.
+/// A separate namespace. No pod in it ever runs, since its instances fit no node.
 struct TestNamespace(Cluster);
 
 impl TestNamespace {
     async fn new() -> Result<Self> {
         let cluster = Cluster::connect().await?;
         cluster.delete(&["namespace", NAMESPACE, "--wait=false"])?;
-        // No other component removes the finalizers of migrations whose state a test has made up.
+        // No other component removes the finalizers of migrations whose status a test has set itself.
         let left = cluster.kubectl(&["-n", NAMESPACE, "get", "vmim", "-o", "name"])?;
         for migration in left.lines() {
             let free = r#"{"metadata": {"finalizers": null}}"#;
-            // The object may already be deleted.
+            // The migration may already be deleted.
             let _ = cluster.kubectl(&["-n", NAMESPACE, "patch", migration, "--type=merge", "--patch", free]);
         }
         cluster.delete(&["namespace", NAMESPACE])?;
@@ -147,7 +147,8 @@ async fn kinds_have_kubevirt_names_and_explanations_in_kubectl() -> Result<()> {
             let good = condition["status"] == "True";
             match condition["type"].as_str().unwrap_or_default() {
                 "Established" | "NamesAccepted" => ensure!(good, "{name}: {condition}"),
-                // A schema that is not structural, or an API that needs approval.
+                // The other conditions report a problem: a schema that is not structural, or an API that needs
+                // approval.
                 other => ensure!(!good, "{name}: {other}: {condition}"),
             }
         }
@@ -267,7 +268,7 @@ async fn reapply_changes_nothing_and_other_changes_are_refused() -> Result<()> {
         first["spec"]["domain"]["devices"]["disks"][0]["disk"]["bus"] == "virtio",
         "{first}"
     );
-    // The manifest replaces lists, whose defaults are then filled in again.
+    // The second apply replaces the lists of the manifest, whose defaults are then filled in again.
     place.apply(&instance("vm"), &[])?;
     let again = place.get(&["vmi", "vm"])?;
     ensure!(generation(&first) == generation(&again), "{first} became {again}");
@@ -355,7 +356,7 @@ async fn machines_and_replica_sets_are_changed_by_the_rules() -> Result<()> {
     )?;
     ensure!(message.contains("allowed: Always, RerunOnFailure"), "{message}");
     place.merge(vm, &[], &json!({"spec": {"runStrategy": "Manual"}}))?;
-    // It is unchanged, and can be read in both versions.
+    // The template is unchanged, and can be read in both versions.
     let path = format!("/apis/kubevirt.io/v1alpha3/namespaces/{NAMESPACE}/virtualmachines/vm");
     let old: Value = serde_json::from_str(&place.kubectl(&["get", "--raw", &path])?)?;
     ensure!(old["apiVersion"] == "kubevirt.io/v1alpha3", "{old}");
@@ -414,17 +415,17 @@ fn migration(name: &str, of: &str) -> Value {
 
 const EVACUATION_REFUSED: &str = "metadata.annotations[kubevirt.io/evacuationMigration]: can only be set by";
 
-/// Returns a change that marks a migration as the evacuation of a node.
+/// Returns a patch that marks a migration as the evacuation of a node.
 fn evacuating(node: &str) -> Value {
     json!({"metadata": {"annotations": {"kubevirt.io/evacuationMigration": node}}})
 }
 
-/// Returns a change of the label with the instance's name.
+/// Returns a patch of the label with the instance's name.
 fn labelled(value: &Value) -> Value {
     json!({"metadata": {"labels": {"kubevirt.io/vmi-name": value}}})
 }
 
-/// Checks that a migration that has not ended keeps its instance and its purpose.
+/// Checks that the instance and the purpose of a migration cannot be changed while it is in progress.
 fn check_in_flight(place: &TestNamespace, vmim: [&str; 2]) -> Result<()> {
     let message = refusal(
         place.merge(vmim, &[], &json!({"spec": {"vmiName": "other"}})),
@@ -467,7 +468,7 @@ async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
         &["--subresource=status"],
         &json!({"status": {"phase": "Failed"}}),
     )?;
-    // The webhook's cache may lag: the obstacle to the migration is seen eventually.
+    // The webhook's cache may lag, so the webhook recognizes the obstacle to the migration only after a while.
     for (of, expected) in [
         (
             "stuck",

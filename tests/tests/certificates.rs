@@ -1,4 +1,4 @@
-//! Certificates are renewed repeatedly, and no admission fails and no stream or migration ends because of it.
+//! Renews certificates repeatedly; no admission, stream or migration may fail because of a renewal.
 
 use std::{
     collections::BTreeSet,
@@ -30,18 +30,21 @@ use kube::{
 use serde_json::json;
 
 const SECRET: &str = "drydock-webhook-certificates";
-/// Renewals while streams are open. Each takes about five seconds, since a new CA has to be known everywhere first.
+/// Number of renewals while streams are open.
+///
+/// Each renewal takes about five seconds, since all components have to know a new CA before it is used.
 const RENEWALS: usize = 14;
-/// Renewals after the controllers' restart, which ends the streams of those that were there.
+/// Number of renewals after the controllers' restart, which ends the streams of the old controllers.
 const RENEWALS_AFTER_RESTART: usize = 3;
-/// At this renewal the Secret is deleted.
+/// Renewal at which the Secret is deleted.
 const DELETION: usize = 4;
-/// At this renewal a migration begins, which lasts for more than one.
+/// Renewal at which a migration starts, which lasts for more than one renewal.
 const MIGRATION: usize = 6;
-/// At this renewal the Secret's content is replaced by garbage.
+/// Renewal at which the Secret's content is replaced by garbage.
 const GARBAGE: usize = 9;
 
-/// CAs valid for 20 seconds and certificates valid for 10, each renewed after a fifth of its lifetime. Migrations are slow.
+/// CAs valid for 20 seconds and certificates valid for 10, each renewed after a fifth of its lifetime, and slow
+/// migrations.
 const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \
                          kubevirt-hyperconverged\n  namespace: drydock\nspec:\n  certConfig:\n    ca: {duration: 20s, \
                          renewBefore: 16s}\n    server: {duration: 10s, renewBefore: 8s}\n  \
@@ -70,7 +73,7 @@ fn machines(cluster: &Cluster) -> Api<DynamicObject> {
     Api::namespaced_with(cluster.client.clone(), "default", &kind)
 }
 
-/// A console, a display and a port of a guest, as long as the test lasts.
+/// A console, a display and a port of a guest that stay connected during the test.
 struct Streams {
     console: Session,
     display: Display,
@@ -92,7 +95,7 @@ impl Streams {
         })
     }
 
-    /// Sends something through each of them and waits for the guest's part.
+    /// Uses each stream once, and waits for the guest's response.
     async fn use_all(&mut self, renewal: usize) -> Result<()> {
         self.console.write(&format!("echo $(({renewal} + 1000))-still\n"))?;
         self.console.until_printed(&format!("{}-still", renewal + 1000)).await?;
@@ -102,7 +105,7 @@ impl Streams {
     }
 }
 
-/// Pause between admissions: without it, they take a processor from what else runs.
+/// Pause between admissions. Without it, the admissions would take a processor away from the other components.
 const BETWEEN_ADMISSIONS: Duration = Duration::from_millis(20);
 
 /// Creates machines by dry run in an endless loop; returns only with an error.
@@ -125,8 +128,9 @@ fn entry(secret: &Secret, key: &str) -> Option<Vec<u8>> {
     secret.data.as_ref()?.get(key).map(|value| value.0.clone())
 }
 
-/// Returns how often an API server has continued after a failed call of one of our webhooks, which it may do where the
-/// failure policy is Ignore.
+/// Returns how often an API server has continued after a failed call of one of Drydock's webhooks.
+///
+/// The API server may continue if the failure policy of the webhook is Ignore.
 fn ignored_failures(cluster: &Cluster) -> Result<f64> {
     let metrics = cluster.kubectl(&["get", "--raw", "/metrics"])?;
     let ours = metrics.lines().filter(|line| {
@@ -139,7 +143,7 @@ fn ignored_failures(cluster: &Cluster) -> Result<f64> {
     .sum()
 }
 
-/// Waits until every webhook has exactly the CA bundle in the Secret.
+/// Waits until the CA bundle of every webhook is exactly the one in the Secret.
 async fn until_published(cluster: &Cluster, secrets: &Api<Secret>) -> Result<()> {
     let mutating = Api::<MutatingWebhookConfiguration>::all(cluster.client.clone());
     let validating = Api::<ValidatingWebhookConfiguration>::all(cluster.client.clone());
@@ -206,7 +210,7 @@ async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
                 let used = streams.use_all(seen.len()).await;
                 used.with_context(|| format!("after {} renewals", seen.len()))?;
             }
-            // Through the API instead of kubectl, so that the admissions continue in the meantime.
+            // The changes are made through the API instead of kubectl, so that the admissions continue in the meantime.
             match seen.len() {
                 DELETION => drop(secrets.delete(SECRET, &DeleteParams::default()).await?),
                 GARBAGE => {
@@ -226,7 +230,7 @@ async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
                 _ => {}
             }
         }
-        // An apply of the manifest must not revert the webhooks' CA bundle.
+        // Applying the manifest must not revert the webhooks' CA bundle.
         let applied = drydock_tests::cluster::repository().join("deploy/controller/webhooks.yaml");
         cluster.kubectl(&["apply", "-f", &applied.to_string_lossy()])?;
         until_published(&cluster, &secrets).await

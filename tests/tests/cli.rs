@@ -1,4 +1,4 @@
-//! `kubectl drydock` on a real cluster: what a plan foretells happens.
+//! `kubectl drydock` on a real cluster: drains happen as the plan predicts.
 
 use std::thread::{self, JoinHandle};
 
@@ -14,12 +14,12 @@ use drydock_tests::{
 };
 use serde_json::Value;
 
-/// Starts a command line, which returns its exit code and what it printed.
+/// Starts a command line in a thread, which returns its exit code and its output.
 fn start(cluster: &Cluster, arguments: &[&str]) -> JoinHandle<(Exit, String)> {
     let mut line = vec!["kubectl-drydock".to_owned()];
     line.extend(arguments.iter().map(|&argument| argument.to_owned()));
     line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
-    // It has a runtime of its own.
+    // A thread is necessary, since the command line has its own async runtime.
     thread::spawn(move || {
         let mut out = Vec::new();
         let exit = drydock_cli::run(line, &Terminal { width: 80 }, &mut out);
@@ -27,7 +27,7 @@ fn start(cluster: &Cluster, arguments: &[&str]) -> JoinHandle<(Exit, String)> {
     })
 }
 
-/// Runs a command line; returns its exit code and what it printed.
+/// Runs a command line, and returns its exit code and its output.
 fn run(cluster: &Cluster, arguments: &[&str]) -> Result<(Exit, String)> {
     let done = start(cluster, arguments).join();
     done.ok().context("the command line has panicked")
@@ -40,7 +40,7 @@ fn names(plan: &Value, list: &str) -> Vec<String> {
         .collect()
 }
 
-/// Requires that tables, explanations and versions are about the node with the guests `mover` and `stays`.
+/// Checks that tables, explanations and versions are about the node with the guests `mover` and `stays`.
 fn tables_and_explanations_agree(cluster: &Cluster, node: &str) -> Result<()> {
     let (_, text) = run(cluster, &["top", "vms", "--sort-by", "memory"])?;
     ensure!(
@@ -70,7 +70,7 @@ fn tables_and_explanations_agree(cluster: &Cluster, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// Requires that the migration of `mover` from one node to another one is found in all ways.
+/// Checks that each command finds the migration of `mover` from one node to another one.
 fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result<()> {
     let vm = format!("{NAMESPACE}/mover");
     let (exit, text) = run(cluster, &["watch", "--vm", &vm, "--timeout", "60"])?;
@@ -85,7 +85,7 @@ fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result
         .context("no migration")?
         .to_owned();
     let (_, text) = run(cluster, &["explain", "migration", &migration, "-n", NAMESPACE])?;
-    // It may be wrapped.
+    // The text may be wrapped.
     let plain_text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     ensure!(
         plain_text.contains(&format!("moves {vm} from {node} to {target}")),
@@ -122,7 +122,7 @@ async fn maintenance_result_matches_the_plan() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = start_mover_and_pinned(&cluster).await?;
 
-    // A budget of another pod on the node may allow no eviction for a moment.
+    // The PDB of another pod on the node may not allow an eviction for a moment.
     let named = format!("node/{node}");
     let plan = until_some("a plan in which nothing waits", || async {
         let (exit, plan) = run(&cluster, &["plan", &named, "-o", "json"])?;
@@ -196,7 +196,7 @@ async fn maintenance_result_matches_the_plan() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn drain_is_followed_until_finished_or_cancelled() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // No other node has the label of this one.
+    // The host name label of this node matches no other node.
     let node = {
         let nodes = cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?;
         nodes.trim().to_owned()
@@ -213,7 +213,8 @@ async fn drain_is_followed_until_finished_or_cancelled() -> Result<()> {
     ensure!(text.contains(&line), "{text}");
 
     let watching = start(&cluster, &["watch", &node, "--timeout", "120", "-o", "json"]);
-    // It prints the present state first, so it may be stopped at any time after its maintenance was seen.
+    // The watch prints the current state first, so the maintenance can be stopped at any time after the watch has shown
+    // it.
     let stopped = until_some("the watch to be cancelled", || async {
         if watching.is_finished() {
             return Ok(Some(()));

@@ -1,4 +1,5 @@
-//! `kubectl drydock check` on a real cluster: it finds misconfigurations, its remedies mend them, and nothing else is wrong.
+//! `kubectl drydock check` on a real cluster: it finds misconfigurations, its remedies fix them, and it reports nothing
+//! else.
 
 use std::{collections::BTreeMap, thread};
 
@@ -12,12 +13,12 @@ use drydock_tests::{
 };
 use serde_json::Value;
 
-/// Runs the command with options; returns its exit code and what it printed.
+/// Runs the command with options, and returns its exit code and its output.
 fn check(cluster: &Cluster, options: &[&str]) -> Result<(Exit, String)> {
     let mut line = vec!["kubectl-drydock".to_owned(), "check".to_owned()];
     line.extend(options.iter().map(|&argument| argument.to_owned()));
     line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
-    // It has a runtime of its own.
+    // A thread is necessary, since the command line has its own async runtime.
     let running = thread::spawn(move || {
         let mut out = Vec::new();
         let exit = drydock_cli::run(line, &Terminal { width: 80 }, &mut out);
@@ -48,24 +49,24 @@ fn outcomes(checks: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     outcomes.collect()
 }
 
-/// Something that is made wrong.
+/// A misconfiguration that the test creates.
 struct Case {
-    /// The check that finds it.
+    /// The check that finds the misconfiguration.
     check: &'static str,
-    /// Its outcome.
+    /// The expected outcome of the check.
     outcome: &'static str,
-    /// A word of the finding.
+    /// A part of the expected message.
     finds: String,
-    /// Arguments of kubectl, and what it reads.
+    /// Arguments of kubectl that create the misconfiguration, and the input of kubectl.
     provoked: (String, String),
-    /// Arguments of kubectl that mend it.
+    /// Arguments of kubectl that fix the misconfiguration.
     mended: String,
-    /// Whether they are those of the remedy.
+    /// Whether these arguments are those of the remedy that the check reports.
     is_remedy: bool,
 }
 
 impl Case {
-    /// Returns something that a command makes wrong, and another one mends: that of the remedy.
+    /// Returns a misconfiguration that one command creates, and another one, that of the remedy, fixes.
     fn new(check: &'static str, outcome: &'static str, finds: &str, provoked: &str, mended: String) -> Self {
         Self {
             check,
@@ -77,7 +78,7 @@ impl Case {
         }
     }
 
-    /// Lets an object make it wrong.
+    /// Creates the misconfiguration by applying a manifest.
     fn by(self, manifest: String) -> Self {
         Self {
             provoked: ("apply".to_owned(), manifest),
@@ -85,7 +86,8 @@ impl Case {
         }
     }
 
-    /// Notes that the remedy leaves a choice to people, so that it is not what mends it here.
+    /// Declares that the remedy leaves a choice to users, so the command that fixes the misconfiguration is not that of
+    /// the remedy.
     fn otherwise(self) -> Self {
         Self {
             is_remedy: false,
@@ -102,7 +104,7 @@ impl Case {
         }
     }
 
-    /// Waits until it is found; returns the command that helps.
+    /// Waits until the check finds the misconfiguration, and returns the command of the remedy.
     async fn until_found(&self, cluster: &Cluster) -> Result<String> {
         until_ok(self.check, || async {
             let (exit, checks) = checks(cluster)?;
@@ -145,7 +147,7 @@ fn deleted(what: &str) -> String {
     format!("delete -n {NAMESPACE} {what}")
 }
 
-/// Returns what can be made wrong on nodes and Drydock's own objects, on a cluster with a guest on its first node.
+/// Returns the misconfigurations of nodes and of Drydock's own objects, on a cluster with a guest on its first node.
 fn node_cases(second: &str) -> Vec<Case> {
     let cordon = format!("cordon {second}");
     vec![
@@ -196,7 +198,7 @@ fn node_cases(second: &str) -> Vec<Case> {
     ]
 }
 
-/// Returns objects beside Drydock's that are wrong: budgets, quotas, configurations and other operators.
+/// Returns misconfigurations by other objects: budgets, quotas, configurations and other operators.
 fn object_cases() -> Vec<Case> {
     vec![
         Case::new(
@@ -260,11 +262,11 @@ fn object_cases() -> Vec<Case> {
     ]
 }
 
-/// Makes something wrong until it is found, and mends it until it is not any more.
+/// Creates a misconfiguration, waits until it is found, and fixes it.
 async fn found_and_mended(cluster: &Cluster, case: &Case) -> Result<()> {
     case.provoke(cluster)?;
     let remedy = case.until_found(cluster).await;
-    // Whatever was found, other tests need the cluster as it was.
+    // The fix comes before the check of the result, because other tests need the unchanged cluster.
     kubectl(cluster, &case.mended)?;
     let remedy = remedy?;
     if case.is_remedy {
@@ -310,7 +312,7 @@ async fn misconfigurations_are_found_and_mended() -> Result<()> {
     }
     until_some("everything to be as it was", || async {
         let (exit, found) = checks(&cluster)?;
-        // What earlier tests have left may be mended meanwhile.
+        // Leftovers of earlier tests may have been fixed in the meantime.
         let mut found = outcomes(&found);
         found.retain(|name, outcome| *outcome != "ok" && before.get(name) != Some(outcome));
         Ok((exit == Exit::Done && found.is_empty()).then_some(()))

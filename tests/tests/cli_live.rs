@@ -16,7 +16,7 @@ use drydock_tests::{
 };
 use nix::pty::{Winsize, openpty};
 
-/// Starts a command line on a terminal of this width; returns its exit code and all that was written to the terminal.
+/// Starts a command line on a terminal of this width. Returns its exit code and all text that it wrote to the terminal.
 fn start(cluster: &Cluster, columns: u16, arguments: &[&str]) -> Result<JoinHandle<(Exit, String)>> {
     let mut line = vec!["kubectl-drydock".to_owned(), "--no-color".into()];
     line.extend(arguments.iter().map(|&argument| argument.to_owned()));
@@ -31,13 +31,13 @@ fn start(cluster: &Cluster, columns: u16, arguments: &[&str]) -> Result<JoinHand
     let (mut master, mut out) = (File::from(pty.master), File::from(pty.slave.try_clone()?));
     let reading = thread::spawn(move || {
         let (mut written, mut buffer) = (Vec::new(), [0; 4096]);
-        // A terminal that no process has open reports an error.
+        // The read fails once no process has the terminal open.
         while let Ok(count @ 1..) = master.read(&mut buffer) {
             written.extend_from_slice(&buffer[..count]);
         }
         String::from_utf8_lossy(&written).into_owned()
     });
-    // It has a runtime of its own.
+    // A thread is necessary, since the command line has its own async runtime.
     Ok(thread::spawn(move || {
         let exit = run_live(line, pty.slave.into(), &mut out);
         drop(out);
@@ -45,7 +45,7 @@ fn start(cluster: &Cluster, columns: u16, arguments: &[&str]) -> Result<JoinHand
     }))
 }
 
-/// Returns the lines that were written, without the sequences that place them.
+/// Returns the written lines without their escape sequences.
 fn lines(written: &str) -> Vec<String> {
     let parts = written.split('\x1b');
     let text: String = parts
@@ -67,7 +67,7 @@ async fn drain_is_drawn_on_terminals_of_80_and_40_columns() -> Result<()> {
         let nodes = cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?;
         nodes.trim().to_owned()
     };
-    // No other node has the label of this one.
+    // The host name label of this node matches no other node.
     let pinned = bare_instance("pinned").replace(
         "spec:\n",
         &format!("spec:\n  evictionStrategy: LiveMigrate\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),

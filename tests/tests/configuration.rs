@@ -87,7 +87,7 @@ async fn unknown_minimum_model_is_refused_and_last_config_stays() -> Result<()> 
         &hyperconverged("drydock", "{obsoleteCPUs: {minCPUModel: Pendryn}}"),
     )?;
     until_in_force(&cluster, "drydock", "False", "Refused").await?;
-    // Each node rejects it, one after the other.
+    // The nodes reject the configuration one after the other.
     let api = Api::namespaced(cluster.client.clone(), "drydock");
     let names: Vec<&str> = cluster.nodes.iter().map(String::as_str).collect();
     until(

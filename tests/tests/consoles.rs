@@ -1,4 +1,4 @@
-//! Commands of users to guests, and their consoles, displays and ports: virtctl, through the aggregated API, the
+//! User commands for guests, and their consoles, displays and ports: by virtctl, through the aggregated API, the
 //! controllers and the agents.
 
 use anyhow::{Result, ensure};
@@ -17,7 +17,7 @@ use drydock_tests::{
 };
 use kube::ResourceExt;
 
-/// Waits until the guest has another boot than those before, and returns it.
+/// Waits until the guest has booted again, and returns the ID of this boot, which is not in `before`.
 async fn until_booted(cluster: &Cluster, name: &str, before: &[String]) -> Result<String> {
     until_some("another boot", || async {
         let text = cluster.console(name).await.unwrap_or_default();
@@ -46,7 +46,7 @@ async fn console_is_usable_and_follows_the_guest_to_the_target() -> Result<()> {
     first.until_printed("# ").await?;
     first.write("echo $((6 * 7))-echoed\n")?;
     first.until_printed("42-echoed").await?;
-    // What was typed and printed is in the pod's log as well.
+    // The pod's log also contains the input and the output of the console.
     cluster.until_console("vm", "42-echoed").await?;
 
     // A second console replaces the first, as in KubeVirt.
@@ -57,7 +57,8 @@ async fn console_is_usable_and_follows_the_guest_to_the_target() -> Result<()> {
     second.write("echo $((6 * 9))-again\n")?;
     second.until_printed("54-again").await?;
 
-    // A migration closes it with a reason, and the next one reaches the guest where it is then, as it was.
+    // A migration closes the console with a reason. The next console reaches the guest on the target, in its unchanged
+    // state.
     cluster
         .until_vm_condition("vm", conditions::LIVE_MIGRATABLE, "True")
         .await?;
@@ -73,7 +74,7 @@ async fn console_is_usable_and_follows_the_guest_to_the_target() -> Result<()> {
     third.until_printed("Successfully connected to vm console").await?;
     third.write("echo $((6 * 11))-there\n")?;
     third.until_printed("66-there").await?;
-    // The escape sequence ends it.
+    // The escape sequence ends the console.
     third.write("\x1d")?;
     ensure!(third.until_ended().await?, "{}", third.printed());
 
@@ -81,11 +82,13 @@ async fn console_is_usable_and_follows_the_guest_to_the_target() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Limits of a migration that is to be given up: the guest's memory takes a minute at this bandwidth.
+/// Limits of a migration that has to be aborted: at this bandwidth, the guest's memory takes a minute.
 const TOO_SHORT: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 3";
 
-/// Moves a guest that its user has paused, first within too short a time: it stays paused whatever is allowed. Returns what it
-/// has printed before.
+/// Migrates a guest that its user has paused, and returns the ticks that it printed before.
+///
+/// The first migration fails, since its time limit is too short and a paused guest is not switched to post-copy. The
+/// guest stays paused during both migrations.
 async fn moves_paused(cluster: &Cluster, name: &str) -> Result<Vec<Tick>> {
     let before = ticks(&cluster.consoles(name).await?);
     cluster.limit_migrations(TOO_SHORT).await?;
@@ -164,8 +167,8 @@ async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
         .await?;
     ensure!(boots.contains(&more.boot), "the guest has started again: {more:?}");
 
-    // Its operating system restarts by the power button, and its virtual machine by the reset button: neither its pod nor its
-    // instance changes.
+    // The power button restarts the guest's operating system, and the reset button its virtual machine: neither its pod
+    // nor its instance changes.
     let pod_there = cluster.launcher("vm").await?.uid();
     ensure!(pod_there != pod);
     cluster.virtctl(&["soft-reboot", "vm"])?;
@@ -199,14 +202,14 @@ async fn display_and_ports_of_a_guest_are_reached() -> Result<()> {
     screen.refresh()?;
     drop(screen);
 
-    // A connection to a port of the guest by standard input and output, as `virtctl ssh` uses it.
+    // A connection to a port of the guest by standard input and output, as used by `virtctl ssh`.
     let mut echo = cluster.virtctl_begun(&["port-forward", "--stdio=true", "vmi/vm", "7"])?;
     echo.write("to the guest\n")?;
     echo.until_printed("to the guest\n").await?;
     drop(echo);
     let mut http = cluster.virtctl_begun(&["port-forward", "--stdio=true", "vmi/vm", "80"])?;
     http.write("GET /healthz HTTP/1.0\r\n\r\n")?;
-    // The guest closes the connection, which is no error.
+    // The guest closes the connection after its response, which is no error.
     http.until_printed("ok").await?;
     ensure!(http.until_ended().await?, "{}", http.printed());
     let closed = cluster.virtctl_refused(&["port-forward", "--stdio=true", "vmi/vm", "9"]);

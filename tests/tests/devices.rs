@@ -1,4 +1,5 @@
-//! KVM device shares survive every restart, and guests' pods may do what their network needs and no more.
+//! The device shares for KVM survive every restart, and the pods of guests may do nothing beyond the needs of their
+//! network.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
@@ -89,7 +90,7 @@ fn localhost() -> Value {
 async fn a_share_can_be_had(cluster: &Cluster, node: &str, name: &str) -> Result<()> {
     let (pod, printed) = run(cluster, node, name, localhost(), "ls /dev; echo done").await?;
     ensure!(printed.contains("done"), "{:?}: {printed}", pod.status);
-    // Guests of these clusters use emulation, which needs no device.
+    // Guests on these clusters are emulated, which needs no device.
     ensure!(!printed.contains("kvm"), "{printed}");
     Ok(())
 }
@@ -132,8 +133,8 @@ async fn a_kubelet_that_restarts_has_the_shares_again() -> Result<()> {
 async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
-    // Between the two agents' registrations the kubelet has no shares. Its report, every ten seconds, may fall into this
-    // moment, but not twice in a row.
+    // Between the registrations of the two agents, the kubelet has no shares. The kubelet's report, every ten seconds,
+    // may fall into this interval, but not twice in a row.
     let first = shares_in_rollout(&cluster, "first-rollout").await?;
     if first.iter().all(|share| share.as_deref() == Some(ALL)) {
         return Ok(());
@@ -146,7 +147,7 @@ async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
     Ok(())
 }
 
-/// Replaces the agents. Returns the shares of the first node in all states that it had meanwhile.
+/// Replaces the agents. Returns the shares of the first node in all of its states in the meantime.
 async fn shares_in_rollout(cluster: &Cluster, pod: &str) -> Result<Vec<Option<String>>> {
     let node = cluster.first();
     until_offered(cluster, node).await?;
@@ -155,7 +156,7 @@ async fn shares_in_rollout(cluster: &Cluster, pod: &str) -> Result<Vec<Option<St
     cluster.restart(AGENTS)?;
     cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &old).await?;
-    // The shares of the new agent reach the kubelet.
+    // The kubelet allocates the shares of the new agent.
     a_share_can_be_had(cluster, node, pod).await?;
     until_offered(cluster, node).await?;
     let states = states_of(recorder.stop().await?, node);
@@ -222,7 +223,8 @@ async fn a_profile_that_is_removed_or_changed_comes_back() -> Result<()> {
     for damage in [
         format!("rm {file}"),
         format!("echo '{{}}' > {file}"),
-        // Atomically: in a directory that is emptied first, the file is restored before the directory can be removed.
+        // The directory is moved first, so that it disappears atomically: if it were emptied first, the file would be
+        // restored before the directory could be removed.
         format!("d=$(dirname {file}); mv $d $d.away && rm -r $d.away"),
     ] {
         cluster.in_agent(node, &damage).await?;

@@ -1,5 +1,6 @@
-//! Drains of nodes by each means that users know: `kubectl drain`, the drain taint, evictions alone. `tests/README.md`
-//! lists which sentence of KubeVirt's documentation each test covers.
+//! Drains of nodes by each method that users have: `kubectl drain`, the drain taint, and evictions alone.
+//!
+//! `tests/README.md` lists the sentences of KubeVirt's documentation that each test covers.
 
 use std::time::Duration;
 
@@ -92,7 +93,7 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
             Some(&first)
         );
     }
-    // Each guest has the PDB of its one pod.
+    // Each guest has its own PDB, which selects its only pod.
     until_some("three budgets", || async {
         let budgets = Api::<PodDisruptionBudget>::namespaced(cluster.client.clone(), NAMESPACE);
         Ok((budgets.list(&ListParams::default()).await?.items.len() == 3).then_some(()))
@@ -134,7 +135,7 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
         text.contains("VMI stuck is configured with an eviction strategy but is not live-migratable"),
         "{text}"
     );
-    // The bare instance stays as it ended; that of a VirtualMachine is started on another node.
+    // The bare instance stays in its final phase; the VirtualMachine starts a new instance on another node.
     cluster.until_phase("bare", Phase::Succeeded).await?;
     let again = until(
         cluster.instances(),
@@ -152,7 +153,7 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     })
     .await?;
 
-    // The taint requests the drain of all guests, and the status lists those that stay.
+    // The taint requests the drain of all guests, and the status lists the guests that stay.
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
     let blocked = until_drain(&cluster, &first, "what blocks", |drain| drain.blocked == 1).await?;
     assert_eq!(left(&blocked), [("stuck", RemainingState::Blocked, "NotMigratable")]);
@@ -188,7 +189,7 @@ async fn taint_moves_guests_by_default_and_by_configured_key() -> Result<()> {
         ("migrations", "nodeDrainTaintKey: mytaint/drain"),
     ];
     cluster.configure(&configured).await?;
-    // That the new key is in force shows only by its effect: the default key has none any more, the new one has.
+    // The new key is in force once it has an effect; the default key no longer has any.
     cluster.kubectl(&["taint", "nodes", &second, "mytaint/drain=draining:NoSchedule"])?;
     until_on(&cluster, "tainted", &first).await?;
     cluster.goes_on("tainted").await?;
@@ -235,8 +236,9 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Returns the descheduler's annotations of a guest's pod: whether its eviction starts a migration, and by which
-/// component one is in progress.
+/// Returns the state that the descheduler sees in the annotations of a guest's pod.
+///
+/// The values are whether an eviction starts a migration, and the component whose eviction is in progress.
 async fn deschedulers_view(cluster: &Cluster, name: &str) -> Result<(bool, Option<String>)> {
     let annotations = cluster.launcher(name).await?.annotations().clone();
     let in_progress = annotations.get(EVICTION_IN_PROGRESS).cloned();
@@ -251,7 +253,7 @@ async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
     let guests = [("tidied", counting("tidied", "LiveMigrate"), "True")];
     started_on_the_first(&cluster, &guests).await?;
     assert_eq!(deschedulers_view(&cluster, "tidied").await?, (true, None));
-    // There is no target, so the eviction stays in progress as long as necessary.
+    // The guest has no target, so the eviction stays in progress as long as necessary.
     cluster.kubectl(&["cordon", &second])?;
     let pod = cluster.launcher("tidied").await?.name_any();
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction");
@@ -265,14 +267,14 @@ async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
         Ok((deschedulers_view(&cluster, "tidied").await? == announced).then_some(()))
     })
     .await?;
-    // Cancels it as documented.
+    // Cancels the evacuation as documented.
     cluster.documented("deploy/docs/drain.md", "kubectl patch vmi web", &[("web", "tidied")])?;
     cluster.kubectl(&["delete", "vmim", "--all", "--namespace", NAMESPACE])?;
     until_some("the announcement to be removed", || async {
         Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
     })
     .await?;
-    // The next eviction is completed.
+    // With a target, the next eviction is completed.
     cluster.kubectl(&["uncordon", &second])?;
     evict().err().context("it was granted")?;
     let moved = until_on(&cluster, "tidied", &second).await?;
@@ -297,7 +299,7 @@ async fn real_descheduler_evicts_one_guest_at_a_time() -> Result<()> {
     let names = ["tidied", "untidied"];
     let guests = names.map(|name| (name, counting(name, "LiveMigrate"), "True"));
     started_on_the_first(&cluster, &guests).await?;
-    // There is no target, so the first eviction stays in progress as long as necessary.
+    // The guests have no target, so the first eviction stays in progress as long as necessary.
     cluster.kubectl(&["cordon", &second])?;
     cluster.kubectl(&["taint", "nodes", &first, "test.drydock.dev/unwanted:NoSchedule"])?;
     let descheduler = cluster.descheduler_begun()?;
@@ -315,8 +317,8 @@ async fn real_descheduler_evicts_one_guest_at_a_time() -> Result<()> {
         Ok(marked().await?.first().copied())
     })
     .await?;
-    // Further rounds find that its only eviction is in progress. They would evict the other guest if they took the
-    // refusal of the first eviction for a failure.
+    // Further rounds find that the only eviction is in progress. The descheduler would evict the other guest if it
+    // counted the refusal of the first eviction as a failure.
     descheduler.until_printed("Eviction in background assumed").await?;
     let before = printed(&descheduler, rounds);
     until_some("three more rounds", || async {
@@ -348,7 +350,7 @@ async fn drain_without_target_reports_why_and_ends_on_uncordon() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("waiting", counting("waiting", "LiveMigrate"), "True")]).await?;
-    // Both nodes are to be empty: the guest does not move back and forth.
+    // Both nodes are cordoned, so the guest does not move back and forth.
     cluster.kubectl(&["cordon", &second])?;
     let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=15s"]);
     let text = format!("{:#}", refused.err().context("the drain came to an end")?);
@@ -379,7 +381,7 @@ async fn drain_without_target_reports_why_and_ends_on_uncordon() -> Result<()> {
     .await?;
     cluster.kubectl(&["uncordon", &second])?;
     assert_eq!(node_of(&cluster.instances().get("waiting").await?)?, first);
-    // Again, with a target.
+    // A second drain succeeds, since it has a target.
     drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
     until_on(&cluster, "waiting", &second).await?;
     cluster.goes_on("waiting").await?;
@@ -393,7 +395,7 @@ async fn drains_to_and_fro_do_not_stall_in_quick_succession() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
     started_on_the_first(&cluster, &[("moving", counting("moving", "LiveMigrate"), "True")]).await?;
-    // After each migration, the next drain starts this many seconds later.
+    // Each drain starts this number of seconds after the previous migration.
     for (round, pause) in [0, 0, 0, 1, 3, 10].into_iter().enumerate() {
         meanwhile(Duration::from_secs(pause)).await;
         let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
@@ -405,7 +407,7 @@ async fn drains_to_and_fro_do_not_stall_in_quick_succession() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Sets nothing but the name of the node to leave, as other tools may: the guest moves, and the mark is removed.
+/// Sets only the name of the node to leave, as other tools may: the guest moves, and the mark is removed.
 async fn check_mark_alone(cluster: &Cluster, name: &str, (from, to): (&str, &str)) -> Result<()> {
     let mark = Patch::Merge(json!({"status": {"evacuationNodeName": from}}));
     cluster
@@ -428,7 +430,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let name = "stubborn";
     started_on_the_first(&cluster, &[(name, counting_on_linux(name, "LiveMigrate"), "True")]).await?;
-    // Slow enough for the target to be deleted in the meantime.
+    // The migration is slow enough for the target to be deleted in the meantime.
     cluster
         .limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")
         .await?;
@@ -452,7 +454,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     let message = &waits.remaining[0].message;
     ensure!(message.starts_with("1 of 10 attempts have failed ("), "{message}");
 
-    // As if it were the last of ten attempts.
+    // Sets the status of the evacuation as before the last of ten attempts.
     let earlier = json!({"failures": 9, "lastFailure": {"uid": "an-earlier-one", "at": "2026-01-01T00:00:00Z"}});
     cluster
         .instances()
@@ -474,7 +476,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     assert_eq!(node_of(&cluster.instances().get(name).await?)?, first);
 
-    // Another field manager now owns a part of the evacuation request. All of it is removed nevertheless.
+    // Another field manager now owns a part of the evacuation request. The whole request is removed nevertheless.
     let foreign = json!({"status": {"evacuation": {"lastFailure": {"reason": "SaidByATest"}}}});
     let patch = Patch::Merge(foreign);
     cluster
@@ -559,7 +561,7 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// The controller's watches while a step is refused.
+/// The watches that the controller has while the API server refuses a step.
 const WATCHED_RULES: [&str; 8] = [
     "admission policies",
     "admission policy bindings",
@@ -682,7 +684,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
         "{text}"
     );
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
-    // For a pod that is in no cache, the API server decides.
+    // The pod is in no cache, so the API server decides.
     let nobody = "virt-launcher-nobody";
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{nobody}/eviction");
     let result = cluster.kubectl_with(&["create", "--raw", &path], &eviction(nobody, ""));
@@ -760,7 +762,7 @@ async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
 
 /// Number of concurrent evictions.
 const MANY: usize = 200;
-/// Number of other requests in the meantime.
+/// Number of other requests during the evictions.
 const OTHERS: usize = 20;
 
 #[tokio::test]
@@ -768,7 +770,7 @@ const OTHERS: usize = 20;
 async fn many_evictions_at_once_are_refused_and_delay_no_others() -> Result<()> {
     let cluster = clean_for_drains().await?;
     started_on_the_first(&cluster, &[("wanted", counting("wanted", "LiveMigrate"), "True")]).await?;
-    // There is no target, so evictions that are held are held as long as possible.
+    // The guest has no target, so evictions that the controller holds are held for the maximum time.
     cluster.kubectl(&["cordon", cluster.second()])?;
     let pod = cluster.launcher("wanted").await?.name_any();
     let mut evictions = JoinSet::new();
@@ -809,7 +811,7 @@ fn is_refused<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.code == 429)
 }
 
-/// Returns the manifest of a pod that leaves only 64 MiB of a node's memory free: less than any guest requests.
+/// Returns the manifest of a pod that leaves only 64 MiB of a node's memory free, less than any guest requests.
 async fn filling(cluster: &Cluster, node: &str) -> Result<String> {
     let found = Api::<Node>::all(cluster.client.clone()).get(node).await?;
     let offered = found.status.and_then(|status| status.allocatable).unwrap_or_default();
@@ -838,7 +840,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
     started_on_the_first(&cluster, &guests).await?;
     cluster.apply(&filling(&cluster, &second).await?).await?;
     for (name, ..) in &guests {
-        // The status was also false while the other node was cordoned.
+        // The status was also false, for another reason, while the other node was cordoned.
         let has_no_room = |instance: &VirtualMachineInstance| {
             let (status, reason) = condition(instance, types::MIGRATION_TARGET_AVAILABLE);
             (status.as_str(), reason.as_str()) == ("False", "InsufficientResources")
@@ -864,7 +866,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
         "--grace-period=0",
         "--force",
     ])?;
-    // The same drain goes on once there is room.
+    // The drain continues once the other node has enough memory.
     until_on(&cluster, "held", &second).await?;
     draining.finish()?;
     cluster.goes_on("held").await?;
@@ -872,7 +874,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Returns the manifest of a pod that the tests' guests have to stay apart from, or spread with.
+/// Returns the manifest of a pod from which the tests' guests have to stay apart, or with which they have to be spread.
 fn neighbor(name: &str, app: &str, node: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: {app}}}}}\nspec:\n  \
@@ -881,7 +883,7 @@ fn neighbor(name: &str, app: &str, node: &str) -> String {
     )
 }
 
-/// Waits until a guest has no target, or has one, for this reason.
+/// Waits until the condition about a guest's migration target has this reason.
 async fn until_target(cluster: &Cluster, name: &str, reason: &str) -> Result<VirtualMachineInstance> {
     until(cluster.instances(), name, reason, |instance| {
         condition(instance, types::MIGRATION_TARGET_AVAILABLE).1 == reason
@@ -928,7 +930,7 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
         message.contains(&format!("has the pod {NAMESPACE}/away, from which it must stay apart")),
         "{message}"
     );
-    // The guest's own pod is the only one of its label on the first node.
+    // On the first node, the guest's own pod is the only one with this label.
     for name in ["n1", "n2"] {
         cluster.apply(&neighbor(name, "spread", &second)).await?;
     }
@@ -936,7 +938,8 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
     let message = target_message(&instance);
     ensure!(message.contains("than the maximum skew of 1 allows"), "{message}");
 
-    // Once the first node is cordoned, it is no domain any more (`nodeTaintsPolicy`), and only the second one counts.
+    // Once the first node is cordoned, it is no longer a topology domain (`nodeTaintsPolicy`), and only the second node
+    // counts.
     let draining = drain_begun(&cluster, &first, &[GUESTS_ALONE, "--timeout=300s"])?;
     until_on(&cluster, "spread", &second).await?;
     until_drain(&cluster, &first, "one to be left that is blocked", |drain| {
@@ -964,7 +967,7 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
     cluster.no_guests().await
 }
 
-/// Returns the reason why no other node could run an instance.
+/// Returns the message that explains why no other node can run an instance.
 fn target_message(instance: &VirtualMachineInstance) -> String {
     let mut conditions = instance.status.iter().flat_map(|status| &status.conditions);
     let found = conditions.find(|condition| condition.type_ == types::MIGRATION_TARGET_AVAILABLE);

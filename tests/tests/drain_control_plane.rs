@@ -1,4 +1,4 @@
-//! Drains complete whatever happens to the controller, its certificates and the API server in the meantime.
+//! Drains complete despite failures of the controller, its certificates and the API server in the meantime.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ async fn pdbs_hold_without_controller_and_drain_then_continues() -> Result<()> {
     cluster.rolled_out(CONTROLLERS)?;
     let text = away?;
     ensure!(text.contains("disruption budget"), "{text}");
-    // Only its node's agent saw how it ended.
+    // Only the agent of its node has observed how the guest ended.
     let plain = cluster.until_phase("plain", Phase::Succeeded).await?;
     let reason = plain.status.and_then(|status| status.reason);
     assert_eq!(reason.as_deref(), Some("Evicted"));
@@ -99,7 +99,7 @@ enum Disturbance {
     LeaderKilled,
     /// The API server is restarted.
     ApiServerRestarted,
-    /// The Secret with the certificates of the webhooks is deleted: they are created anew.
+    /// The Secret with the certificates of the webhooks is deleted, and then created again.
     CertificatesLost,
     /// Another holder takes the leader election Lease, and never renews it.
     LeaseStolen,
@@ -139,14 +139,15 @@ async fn drain_completes_despite_control_plane_disturbances() -> Result<()> {
         Disturbance::LeaseStolen,
     ]);
     for (round, disturbance) in disturbances.into_iter().enumerate() {
-        // If killed once more, the restart back-off of both replicas could exceed the duration of the drain.
+        // If a replica were killed once more, the restart back-off of both replicas could exceed the duration of the
+        // drain.
         cluster.renew_killed(1).await?;
         let (from, to) = (&nodes[round % 2], &nodes[(round + 1) % 2]);
         let mut arguments = vec!["drain", from.as_str()];
         arguments.extend(FLAGS);
         arguments.extend([GUESTS_ALONE, "--timeout=85s"]);
         let draining = cluster.kubectl_begun(&arguments)?;
-        // Times within the duration of such a drain, always the same ones.
+        // Each round disturbs the drain after a different time within its duration, the same in every run.
         let moment = Duration::from_millis(100 + u64::try_from(round)? * 1931 % 4000);
         meanwhile(moment).await;
         disturbance.happen(&cluster).await?;

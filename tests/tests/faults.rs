@@ -79,7 +79,7 @@ esac
 /// The program that the fake runs in mode `garbage`.
 const GARBLING_LIBVIRTD: &str = include_str!("../oracle/garbling_libvirtd.pl");
 
-/// Installs the fake on each node, in the mode in which it does nothing wrong.
+/// Installs the fake libvirtd on each node, in the mode in which it works correctly.
 fn install_fake_libvirtd(cluster: &Cluster) -> Result<()> {
     for node in &cluster.nodes {
         let script = format!(
@@ -92,9 +92,9 @@ fn install_fake_libvirtd(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Breaks libvirtd in this mode, and checks that the agent reports it and keeps its facts.
+/// Sets a mode in which libvirtd fails, and checks that the agent reports the failure and keeps its facts.
 async fn check_broken(cluster: &Cluster, node: &str, mode: &str, reason: Option<&str>) -> Result<()> {
-    // Touches the program itself, so that the agent detects a change and inspects again.
+    // The program itself is touched, so that the agent detects a change and inspects again.
     cluster.on_node(
         node,
         &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"),
@@ -118,7 +118,7 @@ async fn check_broken(cluster: &Cluster, node: &str, mode: &str, reason: Option<
     Ok(())
 }
 
-/// Checks that the agent still works, mends libvirtd, and waits until the agent has inspected the node again.
+/// Checks that the agent still works, repairs libvirtd, and waits until the agent has inspected the node again.
 async fn check_mended(cluster: &Cluster, node: &str) -> Result<()> {
     cluster
         .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
@@ -161,7 +161,7 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
     for (mode, reason) in [
         ("hang", Some("LibvirtdSocketNotOpened")),
         ("exit", Some("LibvirtdExited")),
-        // Whether it crashes before, during or after a connection is random.
+        // libvirtd crashes before, during or after a connection, at random.
         ("crash", None),
         ("garbage", Some("LibvirtResponseInvalid")),
     ] {

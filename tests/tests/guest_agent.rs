@@ -1,5 +1,6 @@
-//! Data of the guest agent (Debian's QEMU guest agent) is in the instance's status, on the node where the guest
-//! started and on the node to which it has moved. The subresources about it respond, and its file systems freeze and thaw.
+//! The instance's status contains data of the guest agent (Debian's QEMU guest agent), before and after a migration.
+//!
+//! The subresources of the guest agent respond, and freeze and thaw the guest's file systems.
 
 use std::fs;
 
@@ -75,7 +76,7 @@ async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()>
 
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
-    // The guest still has the address of its first pod configured.
+    // In the guest, the address of its first pod is still configured.
     let there = address(&cluster, name).await?;
     assert_ne!(there, interface.ip_address);
     let elsewhere = |instance: &VirtualMachineInstance| {
@@ -125,7 +126,7 @@ impl Freezing<'_> {
         Ok(self.get("guestosinfo")?["fsFreezeStatus"] == "frozen")
     }
 
-    /// Waits for the status to report the file systems as frozen, or not.
+    /// Waits until the status reports that the file systems are frozen, or not.
     async fn until_reported(&self, frozen: bool) -> Result<()> {
         let is_reported = |instance: &VirtualMachineInstance| {
             let status = instance.status.clone().unwrap_or_default();
@@ -137,7 +138,7 @@ impl Freezing<'_> {
     }
 }
 
-/// A guest whose file systems are frozen.
+/// A guest whose file systems are frozen and thawed.
 struct Freezing<'a> {
     cluster: &'a Cluster,
     name: &'a str,
@@ -189,7 +190,7 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     cluster.documented("deploy/docs/virtctl.md", "kubectl replace --raw", &frozen)?;
     guest.until_reported(true).await?;
     ensure!(guest.is_frozen()?);
-    // It moves frozen, and thaws on its new node.
+    // The guest moves with frozen file systems, and thaws on its new node.
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
     until(cluster.instances(), name, "the data of its agent there", has_agent_data).await?;
@@ -199,7 +200,7 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     guest.until_reported(false).await?;
     ensure!(!guest.is_frozen()?);
 
-    // The agent that acts when the time is over thaws it, although another one froze it.
+    // After the time, a new agent thaws the file systems, although its predecessor froze them.
     guest.put("freeze", &json!({"unfreezeTimeout": "20s"}))?;
     guest.until_reported(true).await?;
     let node = node_of(&cluster.instances().get(name).await?)?;
@@ -213,7 +214,7 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     cluster.no_guests().await
 }
 
-/// Returns the manifest of a machine whose guest agent sets the keys and the password of root; the guest prints both.
+/// Returns the manifest of a machine whose guest agent sets the keys and the password of root. The guest prints both.
 fn with_credentials(name: &str) -> String {
     let credential = |kind: &str, secret: &str, by: &str| {
         format!(
@@ -237,7 +238,7 @@ fn with_credentials(name: &str) -> String {
     )
 }
 
-/// Returns the manifests of its Secrets.
+/// Returns the manifests of the machine's Secrets.
 fn secrets(key: &str, password: &str) -> String {
     [("agent-keys", "one", key), ("agent-passwords", "root", password)]
         .map(|(name, file, content)| {
@@ -253,7 +254,7 @@ fn is_synchronized(instance: &VirtualMachineInstance) -> bool {
     condition(instance, types::ACCESS_CREDENTIALS_SYNCHRONIZED).0 == "True"
 }
 
-/// Waits until the guest prints this key, and returns the hash of its password.
+/// Waits until the guest prints this key, and returns the password hash that it prints with the key.
 async fn hash_beside(cluster: &Cluster, name: &str, key: &str) -> Result<String> {
     until_some("the guest's credentials", || async {
         let pod = cluster.launcher(name).await?.name_any();
@@ -294,13 +295,13 @@ async fn credentials_set_by_the_guest_agent_follow_the_secrets() -> Result<()> {
     )
     .await?;
 
-    // virtctl refuses to change Secrets that are not the machine's, unless it is forced.
+    // virtctl refuses to change Secrets that are not owned by the machine, unless it is forced.
     let of_root = ["--user", "root", "--force", name];
     let credentials = |arguments: &[&str]| cluster.virtctl(&[&["credentials"], arguments, &of_root].concat());
     credentials(&["add-ssh-key", "--value", "ssh-ed25519 B b"])?;
     credentials(&["remove-ssh-key", "--value", "ssh-ed25519 A a"])?;
     credentials(&["set-password", "--password", "second"])?;
-    // The kubelet updates the Secrets in a pod when it synchronizes the pod, which a change of the pod causes.
+    // The kubelet updates the Secrets in a pod when it synchronizes the pod; a change of the pod triggers that.
     let pod = cluster.launcher(name).await?.name_any();
     let patch = Patch::Merge(json!({"metadata": {"annotations": {"drydock.test/secrets": "changed"}}}));
     cluster.pods().patch(&pod, &PatchParams::default(), &patch).await?;

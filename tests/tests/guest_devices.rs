@@ -1,4 +1,4 @@
-//! A guest has the devices and the firmware of its manifest, and keeps them when it moves.
+//! A guest has the devices and the firmware of its manifest, and keeps them after a migration.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::Phase;
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 /// Vendor and device of each PCI device of the manifest: 6300ESB, ICH9 HDA, xHCI, virtio input.
 const PRESENT: [&str; 4] = ["8086:25ab", "8086:293e", "1b36:000d", "1af4:1052"];
-/// The balloon, which the manifest leaves out.
+/// Vendor and device of the balloon, which the manifest disables.
 const ABSENT: &str = "1af4:1045";
-/// The Secret with the public key of the guest's users.
+/// The Secret with the public SSH key of the guest's users.
 const KEYS: &str = "equipped-keys";
 /// The service account whose token the guest has.
 const ACCOUNT: &str = "equipped";
@@ -50,12 +50,12 @@ fn manifest(name: &str) -> String {
     )
 }
 
-/// Waits until the guest has listed its devices in its present pod.
+/// Waits until the guest has listed its devices in its current pod, and returns the list.
 async fn devices(cluster: &Cluster, name: &str) -> Result<String> {
     printed(cluster, name, "devices ").await
 }
 
-/// Waits until the guest has printed a line with this prefix in its present pod. Returns the rest of the line.
+/// Waits until the guest has printed a line with this prefix in its current pod. Returns the rest of the line.
 async fn printed(cluster: &Cluster, name: &str, prefix: &str) -> Result<String> {
     until_some("the guest's lines", || async {
         let pod = cluster.launcher(name).await?.name_any();
@@ -73,7 +73,7 @@ async fn printed(cluster: &Cluster, name: &str, prefix: &str) -> Result<String> 
     .await
 }
 
-/// Returns the name of the pod for which the guest's token is valid, by the API server.
+/// Returns the name of the pod to which the guest's token is bound, according to the API server.
 async fn pod_of_token(cluster: &Cluster, name: &str) -> Result<Option<String>> {
     let token = printed(cluster, name, "token ").await?;
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
@@ -102,7 +102,7 @@ async fn guest_has_requested_devices_also_after_a_migration() -> Result<()> {
     cluster.until_phase(name, Phase::Running).await?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
     ensure!(console.contains("data=configdrive"), "{console}");
-    // It has the address of its pod, as a bridged guest of KubeVirt has.
+    // The guest has the address of its pod, like a guest of KubeVirt with a bridge.
     let address = cluster
         .until_one_pod(name)
         .await?
@@ -115,7 +115,7 @@ async fn guest_has_requested_devices_also_after_a_migration() -> Result<()> {
         ensure!(before.contains(device), "{device} is not among {before}");
     }
     ensure!(!before.contains(ABSENT), "{before}");
-    // The files of the Secret and those about the pod are on disks, and there is a drive without a medium.
+    // The disks contain the files of the Secret and those about the pod, and a drive has no medium.
     let expected = format!("/sys/block/sr0 ssh-ed25519 A a{NAMESPACE}virt-launcher");
     ensure!(before.ends_with(&expected), "{before}");
     assert_eq!(
@@ -127,7 +127,7 @@ async fn guest_has_requested_devices_also_after_a_migration() -> Result<()> {
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
     assert_eq!(devices(&cluster, name).await?, before);
-    // That of its first pod is not valid any more.
+    // The guest has the token of its new pod; the token of its first pod is no longer valid.
     assert_eq!(
         pod_of_token(&cluster, name).await?,
         Some(cluster.launcher(name).await?.name_any())
@@ -135,7 +135,7 @@ async fn guest_has_requested_devices_also_after_a_migration() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Returns the manifest of a guest that boots by EFI and prints repeatedly whether it did so securely.
+/// Returns the manifest of a guest that boots by EFI, and repeatedly prints whether secure boot is enabled.
 fn by_efi(name: &str, secure: bool) -> String {
     format!(
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
@@ -153,7 +153,7 @@ fn by_efi(name: &str, secure: bool) -> String {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guest_boots_by_efi_and_keeps_firmware_after_a_migration() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // The disk's boot loader and kernel are signed by Debian, whose key Microsoft vouches for.
+    // The disk's boot loader and kernel are signed by Debian, whose key is certified by Microsoft's.
     let guests = [
         ("by-efi", false, "Secure boot disabled"),
         ("signed", true, "Secure boot enabled"),

@@ -1,5 +1,6 @@
-//! Faults that guests survive, and the results of failures of their node, pod or launcher. That a guest continues is
-//! observed from outside, by its numbered signs of life.
+//! Faults that guests survive, and the results of failures of their node, pod or launcher.
+//!
+//! The tests observe from outside, by numbered ticks, that a guest continues.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names, names::conditions as types};
@@ -61,7 +62,7 @@ async fn as_it_is(cluster: &Cluster, name: &str) -> Result<(VirtualMachineInstan
     Ok((instance, pod, since))
 }
 
-/// Deletes a pod by force, as users do who do not want to wait.
+/// Deletes a pod by force, like an impatient user.
 fn delete_by_force(cluster: &Cluster, pod: &str) -> Result<()> {
     cluster.delete(&[
         "pod",
@@ -96,7 +97,7 @@ async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
     collector.until_more(&boot, 25).await?;
 
     cluster.embedded("stop", &["kube-apiserver"])?;
-    // Signs of life for 40 s: longer than a node of these clusters may be unresponsive (`node-monitor-grace-period`).
+    // 200 ticks take 40 s, longer than a node of these clusters may be unresponsive (`node-monitor-grace-period`).
     let alive = collector.until_more(&boot, 200).await;
     cluster.embedded("start", &["kube-apiserver"])?;
     alive?;
@@ -214,7 +215,7 @@ async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> 
             .until_vm_condition("lost", types::FENCING_REQUIRED, "True")
             .await?;
         assert_eq!(fenced.status.and_then(|status| status.phase), Some(Phase::Running));
-        // A deletion waits too.
+        // The deletion of the instance also waits for the taint.
         cluster.delete(&["vmi", "lost", "--wait=false"])?;
         let waiting = cluster.instances().get("lost").await?;
         ensure!(waiting.metadata.deletion_timestamp.is_some());
@@ -228,13 +229,13 @@ async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> 
     };
     let off = off.await;
     cluster.embedded("start", &[&node])?;
-    // The taint may not have been set.
+    // The removal fails if the taint was not set.
     let _ = cluster.kubectl(&["taint", "node", &node, &format!("{OUT_OF_SERVICE}-")]);
     until_ready(&cluster, &node, true).await?;
     off?;
     until_agent(&cluster, &node).await?;
 
-    // The same without a deletion: the instance has failed with its node.
+    // Without a deletion, the instance fails with its node.
     cluster.apply(&on(&node, &bare_instance("failed"))).await?;
     cluster.until_console("failed", "drydock-guest ready").await?;
     cluster.until_phase("failed", Phase::Running).await?;
@@ -297,7 +298,7 @@ async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()
     cluster.until_gone("forced").await?;
     ensure!(first.uid().is_some());
 
-    // A bare instance reports how it ended.
+    // A bare instance reports the end of its pod.
     cluster.apply(&bare_instance("bare")).await?;
     cluster.until_vm_condition("bare", "Ready", "True").await?;
     let pod = cluster.launcher("bare").await?;
@@ -340,7 +341,7 @@ async fn guest_of_deleted_node_never_runs_on_two_nodes() -> Result<()> {
         anyhow::Ok((second, instance.status.and_then(|status| status.node_name)))
     };
     let elsewhere = elsewhere.await;
-    // A kubelet registers its node only at its start.
+    // A kubelet registers its node only when it starts.
     cluster.embedded("restart", &[&format!("kubelet.{node}")])?;
     until_ready(&cluster, &node, true).await?;
     until_agent(&cluster, &node).await?;
@@ -368,7 +369,7 @@ fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
     Ok(number.parse()?)
 }
 
-/// Returns scripts that attack the agent from within a launcher.
+/// Returns scripts that attack the agent from within a launcher's pod.
 fn attacks() -> [(&'static str, String); 6] {
     let libvirtd =
         "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = libvirtd ]; then echo ${p#/proc/}; fi; done";
@@ -397,7 +398,7 @@ fn attacks() -> [(&'static str, String); 6] {
             "many processes",
             "for i in $(seq 200); do sleep 300 >/dev/null 2>&1 & done; true".to_owned(),
         ),
-        // A FIFO, which blocks any process that opens it.
+        // A FIFO blocks any process that opens it.
         (
             "a file that blocks",
             "cd /run/drydock && rm -f ready.json && mkfifo ready.json".to_owned(),
@@ -426,7 +427,7 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
     let in_hostile = |script: &str| exec(&hostile.name_any(), script);
     for (number, (case, script)) in attacks().iter().enumerate() {
         in_hostile(script).with_context(|| (*case).to_owned())?;
-        // The agent still reacts to other guests,
+        // The agent still reacts to other guests.
         exec(&neighbour.name_any(), &format!("{VIRSH} suspend {NAMESPACE}_neighbour"))?;
         cluster
             .until_vm_condition("neighbour", "Paused", "True")
@@ -435,10 +436,10 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
         exec(&neighbour.name_any(), &format!("{VIRSH} resume {NAMESPACE}_neighbour"))?;
         cluster.until_vm_condition("neighbour", "Ready", "True").await?;
         collector.until_more(&boot, 3).await?;
-        // and other guests are created and deleted.
+        // Other guests can still be created and deleted.
         if number % 2 == 0 {
             let name = format!("visitor{number}");
-            // The guest may be deleted before it has started and reacts to a shutdown request.
+            // The guest may be deleted before it has started and can react to a shutdown request.
             let hurried = on(&node, &bare_instance(&name)).replace("PeriodSeconds: 30", "PeriodSeconds: 0");
             cluster.apply(&hurried).await?;
             cluster
@@ -457,7 +458,7 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
     ensure!(after < before + 8192, "the agent grew from {before} to {after} KiB");
     println!("the agent has {after} KiB of anonymous memory, it had {before}");
     without_a_gap(&only(collector.stop().await)?)?;
-    // Even such a pod can be deleted.
+    // The pod of the attacker can still be deleted.
     cluster.delete(&["vmi", "hostile", "--wait=false"])?;
     cluster.until_gone("hostile").await?;
     cluster.no_guests().await
@@ -492,7 +493,7 @@ async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> 
         }
         cluster.no_guests().await?;
     }
-    // No pod is left.
+    // No launcher pod is left.
     let launchers = ListParams::default().labels(&format!("{}={}", names::APP, names::VIRT_LAUNCHER));
     ensure!(cluster.pods().list(&launchers).await?.items.is_empty());
     Ok(())

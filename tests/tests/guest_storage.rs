@@ -1,5 +1,4 @@
-//! Storage of guests and the data they receive: volumes that outlive them, disks that do not, and cloud-init data from
-//! Secrets.
+//! Storage of guests, and data for them: persistent volumes, temporary disks, and cloud-init data from Secrets.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::Phase;
@@ -13,10 +12,10 @@ use drydock_tests::{
 const FOLDER: &str = "/var/lib/drydock/test-volumes";
 /// Size of the tests' file systems and devices, in MiB.
 const SIZE: u32 = 32;
-/// The loop device; nodes share those of the host.
+/// The loop device; nodes share the loop devices of the host.
 const LOOP: &str = "/dev/loop77";
 
-/// Returns the manifest of a guest whose third disk is `volume`, and that runs `commands` once it is up.
+/// Returns the manifest of a guest whose third disk is `volume`, and which runs `commands` once it has booted.
 fn with_disk(name: &str, node: &str, volume: &str, commands: &[&str]) -> String {
     let commands: String = commands
         .iter()
@@ -56,7 +55,7 @@ const REMEMBER: [&str; 3] = [
     "echo \"disk now holds [$(head -c 8 /dev/vdc)]\" >/dev/console",
 ];
 
-/// Runs the guest twice, deleted in between, and returns the initial content of the disk each time.
+/// Starts the guest twice, deletes it each time, and returns the initial contents of the disk.
 async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String; 2]> {
     let mut found = [String::new(), String::new()];
     for content in &mut found {
@@ -83,7 +82,7 @@ async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String;
 async fn claim_keeps_written_data_and_empty_disk_does_not() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.first().to_owned();
-    // A separate file system, as mounted by a storage provider, and not a directory of the node.
+    // The volume is a separate file system, as mounted by a storage provider, and not a directory of the node.
     let mount = format!(
         "mkdir -p {FOLDER}/fs && \
          mount -t tmpfs -o size={SIZE}m,uid=107,gid=107 tmpfs {FOLDER}/fs"
@@ -106,7 +105,7 @@ async fn claim_keeps_written_data_and_empty_disk_does_not() -> Result<()> {
         first.contains("holds []") && second.contains("holds [REMEMBER]"),
         "{first} / {second}"
     );
-    // As large as the free space permits, and equally large the second time.
+    // The disk is as large as the free space permits, and has the same size the second time.
     let sectors = |line: &str| line.rsplit("of ").next().map(str::to_owned);
     assert_eq!(sectors(&first), sectors(&second));
     ensure!(files?.ends_with("REMEMBER"), "the volume does not have it");
@@ -185,7 +184,7 @@ async fn guest_gets_secrets_and_hostname_by_cloud_init() -> Result<()> {
     for expected in ["hostname=itself", "the secret is out", "10.0.2.77/24"] {
         ensure!(console.contains(expected), "{expected:?} is not in\n{console}");
     }
-    // None of it is visible to users without the right to read Secrets.
+    // Users without the right to read Secrets cannot see the content of the Secrets.
     let shown = cluster.kubectl(&["get", "vmi,pod", "--namespace", NAMESPACE, "-o", "yaml"])?;
     ensure!(
         !shown.contains("the secret is out"),

@@ -1,4 +1,4 @@
-//! Real guests: they boot, are reported correctly, and survive disturbances around them.
+//! Real guests boot, are reported correctly, and survive faults of the components around them.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
@@ -56,7 +56,7 @@ spec:
 async fn documented_instance_boots_and_is_shown_like_in_kubevirt() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "testvmi-nocloud";
-    // As users do.
+    // Applies the manifest like a user.
     cluster.kubectl_with(&["apply"], DOCUMENTED)?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
     ensure!(
@@ -259,7 +259,7 @@ async fn each_end_of_a_guest_is_reported_with_phase_and_reason() -> Result<()> {
         assert_eq!(status.reason.as_deref(), Some(reason), "{case}");
         assert_eq!(condition(&ended, "Ready").0, "False", "{case}");
         ensure!(status.active_pods.is_empty(), "{case}: {:?}", status.active_pods);
-        // A bare instance is not created again.
+        // A bare instance is deleted, and no component creates it again.
         cluster.delete(&["vmi", case])?;
         cluster.until_gone(case).await?;
     }
@@ -393,7 +393,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
     });
     cluster.delete(&["namespace", "restricted"])?;
     running?;
-    // The last command of the script is expected to fail.
+    // The script fails as expected, since its last command fails.
     let text = match held.context("no pod")? {
         Ok(text) => text,
         Err(error) => format!("{error:#}"),

@@ -1,4 +1,4 @@
-//! A restarted kubelet admits the guests of its node again, even if the labels by which the node was selected have
+//! A restarted kubelet admits the guests of its node again, even if the labels that the guests' pods select have
 //! changed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,8 +67,9 @@ fn terms(pod: &Pod) -> Result<&[NodeSelectorTerm]> {
     Ok(&required.context("no required node affinity")?.node_selector_terms)
 }
 
-/// Returns label changes after which a node matches none of the expressions in a pod's ordinary terms. The kubelet's
-/// own labels are omitted, since it restores them.
+/// Returns label changes after which a node matches none of the expressions in a pod's ordinary terms.
+///
+/// The kubelet's own labels are omitted, since the kubelet restores them.
 fn contradiction(pod: &Pod) -> Result<Vec<(String, Option<&'static str>)>> {
     let (_, ordinary) = terms(pod)?.split_last().context("no term")?;
     let expressions = ordinary.iter().flat_map(|term| term.match_expressions.iter().flatten());
@@ -78,8 +79,9 @@ fn contradiction(pod: &Pod) -> Result<Vec<(String, Option<&'static str>)>> {
         .collect())
 }
 
-/// Runs a pod on a node to its end, bypassing the scheduler. A kubelet admits pods in the order of their creation, so
-/// it has processed all older ones by then.
+/// Runs a pod on a node to its end, bypassing the scheduler.
+///
+/// A kubelet admits pods in the order of their creation, so it has processed all older pods when this one has ended.
 async fn run_another(cluster: &Cluster, node: &str, image: &str) -> Result<()> {
     let name = "after-the-restart";
     let pod: Pod = serde_json::from_value(json!({
@@ -103,7 +105,7 @@ async fn run_another(cluster: &Cluster, node: &str, image: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts the guests and waits until they run and the Node has their labels. Returns their pods.
+/// Starts the guests, waits until they run and the Node has their labels, and returns their pods.
 async fn started(cluster: &Cluster, node: &str) -> Result<Vec<Pod>> {
     let labels = cluster.cpu_labels(node).await?;
     for key in [
@@ -131,7 +133,7 @@ async fn started(cluster: &Cluster, node: &str) -> Result<Vec<Pod>> {
     Ok(pods)
 }
 
-/// Removes the agents and everything that the guests' pods selected, restarts the kubelet, and checks that the guests
+/// Restarts the kubelet without the agents and the labels that the guests' pods select, and checks that the guests
 /// continue.
 async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
     let agent = cluster.agent_pod(node).await?;
@@ -176,7 +178,7 @@ async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
         without_a_gap(&ticks(&cluster.console(name).await?))?;
     }
 
-    // A node without an agent accepts no new guest, although others stay.
+    // A node without an agent accepts no new guest, although its existing guests stay.
     cluster.label(node, &[(OWN, Some("here"))]).await?;
     cluster.apply(&guest("late", "")).await?;
     cluster
@@ -197,14 +199,14 @@ async fn kubelet_restart_ends_no_guest_despite_changed_labels() -> Result<()> {
     let node = cluster.first().to_owned();
     cluster.label(&node, &[(OWN, Some("here"))]).await?;
     let result = restart(&cluster, &node).await;
-    // The following tests need agents, whatever the result of this one.
+    // The following tests need the agents, whatever the result of this test is.
     agents(&cluster, true)?;
     let whole = cluster.until_whole().await;
     cluster.label(&node, &[(OWN, None)]).await?;
     result?;
     whole?;
 
-    // Labels of ended guests are removed with the next change of the Node's labels.
+    // The labels of ended guests are removed with the next change of the Node's labels.
     cluster.no_guests().await?;
     let forged = format!("{}Forged", keys::CPU_MODEL);
     cluster.label(&node, &[(&forged, Some("true"))]).await?;

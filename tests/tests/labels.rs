@@ -27,7 +27,7 @@ async fn labels_equal_an_independent_computation_from_virsh() -> Result<()> {
     Ok(())
 }
 
-/// Returns a pod that selects a node with this label; it counts as placed once it is scheduled.
+/// Returns a pod that selects a node with this label. The test checks only whether the pod is scheduled.
 fn picky(name: &str, label: &str) -> Result<Pod> {
     Ok(serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "default"},
@@ -158,8 +158,8 @@ async fn skip_node_freezes_labels_until_removed() -> Result<()> {
                 .label(node, &[(forged, Some("true")), (keys::SCHEDULABLE, Some("false"))])
                 .await?;
         }
-        // The other node's agent has seen the same change and reverted it; the skipped node's agent has corrected
-        // `schedulable`, so it has seen the forged label too.
+        // The agent of the other node has observed the same change and reverted it. The agent of the skipped node has
+        // corrected `schedulable`, so it has observed the forged label too.
         cluster.until_label(other, forged, None).await?;
         cluster.until_label(skipped, keys::SCHEDULABLE, Some("true")).await?;
         ensure!(

@@ -1,4 +1,5 @@
-//! Virtual machines and replica sets with real guests: which ones are restarted after which event, and what users see.
+//! Virtual machines and replica sets with real guests: which of them are restarted after which event, and the state
+//! that users see.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -17,7 +18,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// The end of a guest.
+/// The way in which a guest ends.
 #[derive(Clone, Copy, Debug)]
 enum GuestEnd {
     PowersOff,
@@ -26,14 +27,14 @@ enum GuestEnd {
     PodEvicted,
 }
 
-/// The expected state afterwards.
+/// The expected state after the end of a guest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Then {
-    /// Another instance, which runs.
+    /// Another instance runs.
     Again,
-    /// No instance.
+    /// No instance exists.
     Gone,
-    /// The instance in its final phase.
+    /// The instance stays in its final phase.
     Stays,
 }
 
@@ -107,7 +108,7 @@ fn condition(machine: &VirtualMachine, type_: &str) -> Option<(String, String)> 
     Some((found.status.clone(), found.reason.clone().unwrap_or_default()))
 }
 
-/// Requests an action of a machine, like the subresources.
+/// Requests actions of a machine, as the subresources do.
 async fn request_actions(cluster: &Cluster, name: &str, requests: Value) -> Result<()> {
     let patch = Patch::Merge(json!({"status": {"stateChangeRequests": requests}}));
     machines(cluster)
@@ -116,7 +117,7 @@ async fn request_actions(cluster: &Cluster, name: &str, requests: Value) -> Resu
     Ok(())
 }
 
-/// Waits until a guest runs in an instance of this name other than `before`. Returns the instance's UID.
+/// Waits until a guest runs in an instance with this name other than `before`. Returns the instance's UID.
 async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> Result<String> {
     let running = until_some(&format!("{name} to run, not in {before:?}"), || async {
         let found = cluster.instances().get_opt(name).await?;
@@ -130,7 +131,7 @@ async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> R
     running.uid().context("an instance without a UID")
 }
 
-/// Ends the guest of an instance.
+/// Ends the guest of an instance in this way.
 async fn bring_about(cluster: &Cluster, name: &str, end: GuestEnd) -> Result<()> {
     let pod = cluster.launcher(name).await?.name_any();
     match end {
@@ -150,7 +151,7 @@ async fn bring_about(cluster: &Cluster, name: &str, end: GuestEnd) -> Result<()>
     Ok(())
 }
 
-/// Waits for the expected state after an end.
+/// Waits for the expected state after the end of the guest.
 async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<()> {
     match then {
         Then::Again => {
@@ -185,8 +186,10 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
     Ok(())
 }
 
-/// Tests how machines continue after the ends of their guests, side by side. The tables of all run strategies and ends
-/// are those of `core::machine`; real guests show that their ends are recognized as what they are.
+/// Ends the guests of several machines concurrently, and checks the next state of each machine.
+///
+/// The unit tests of `core::machine` cover the tables of all run strategies and ends. Real guests show that each end is
+/// recognized correctly.
 async fn follow_ends(cases: &[(&str, RunStrategy, GuestEnd, Then)]) -> Result<()> {
     let cluster = clean().await?;
     for (name, strategy, _, _) in cases {
@@ -226,7 +229,7 @@ async fn always_runs_again_and_manual_and_once_do_not() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn rerun_on_failure_runs_again_after_a_crash_and_an_eviction() -> Result<()> {
-    // A shutdown requested by the cluster is not the guest's own.
+    // A shutdown that the cluster requests does not count as a shutdown by the guest.
     follow_ends(&[
         (
             "rerun-off",
@@ -372,7 +375,7 @@ async fn hindrance_of_a_machine_start_is_named() -> Result<()> {
         cluster.apply(&manifest).await?;
         until_printable_status(&cluster, name, statuses).await?;
     }
-    // Only the kubelet's events show that a volume cannot be mounted.
+    // Only events of the kubelet report that a volume cannot be mounted.
     let (from, to) = (
         "cloudInitNoCloud:\n",
         "cloudInitNoCloud:\n          networkDataSecretRef: {name: no-such-secret}\n",
@@ -456,7 +459,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     cluster.kubectl(&["scale", "vmirs", name, "--replicas=3"])?;
     until_replicas(&cluster, name, 3, 3).await?;
 
-    // A crashed instance is replaced and deleted.
+    // An instance that has crashed is replaced and deleted.
     let before = members(&cluster, name).await?;
     let victim = before.first().context("no members")?;
     bring_about(&cluster, &victim.name_any(), GuestEnd::Crashes).await?;
@@ -468,7 +471,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     .await?;
     until_replicas(&cluster, name, 3, 3).await?;
 
-    // So is an evicted one.
+    // An evicted instance is replaced, too.
     let evicted = members(&cluster, name).await?.pop().context("no members")?;
     bring_about(&cluster, &evicted.name_any(), GuestEnd::PodEvicted).await?;
     until_some("another one in its place", || async {
@@ -539,7 +542,7 @@ async fn relabelled_instance_leaves_the_set_and_is_replaced() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// Adds a probe to a manifest of guests, with a period of one second and this failure threshold.
+/// Adds a probe to the guests of a manifest, with a period of one second and this failure threshold.
 fn probed(manifest: &str, probe: &str, how: &str, failures: u32) -> String {
     let mut lines = String::new();
     for line in manifest.lines() {
@@ -565,7 +568,7 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
     let cluster = clean().await?;
     let http = "httpGet: {port: 8081, path: /healthz}";
     let tcp = "tcpSocket: {port: 8081}";
-    // Booting takes seconds, and may take longer when many guests boot concurrently.
+    // Booting takes seconds, and more if several guests boot concurrently.
     let patient = 120;
     for (name, ready, lives) in [("web", http, tcp), ("port", tcp, http)] {
         let manifest = instance(name, "count: 1s\nhttp: 8081");
@@ -574,7 +577,7 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
             .apply(&probed(&manifest, "livenessProbe", lives, patient))
             .await?;
     }
-    // Waits before more guests boot.
+    // Waits for these guests before more guests boot.
     for name in ["web", "port"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
     }
@@ -588,7 +591,7 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
     let first = until_vm(&cluster, "dead").await?;
 
     for name in ["no-web", "no-port"] {
-        // The guest has been up for a while, and nothing listens.
+        // The guest has been running for a while, and no process in it listens.
         cluster.until_console(name, "tick 8 ").await?;
         let instance = cluster.until_vm_condition(name, "Ready", "False").await?;
         let found = guests::condition(&instance, "Ready");
@@ -602,7 +605,7 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
     .await?;
     cluster.delete(&["vm", "dead", "--namespace", NAMESPACE])?;
 
-    // A guest in transit is not probed on its target: the probe would fail and end it.
+    // A migrating guest is not probed on its target: the probe would fail, and the guest would be ended.
     cluster
         .limit_migrations("bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")
         .await?;

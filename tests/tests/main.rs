@@ -1,5 +1,6 @@
-//! The tests that need a cluster, in one program: linked once, not for each file. `hack/test cluster` runs each file in a
-//! process of its own, on one of two clusters.
+//! The tests that need a cluster, in one program, so that they are linked only once.
+//!
+//! `hack/test cluster` runs each file in its own process, on one of two clusters.
 
 mod admission;
 mod certificates;

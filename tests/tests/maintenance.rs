@@ -1,7 +1,7 @@
-//! Nodes in maintenance: cordoned, drained, kept empty, restored, and the reported status.
+//! Nodes in maintenance: cordoned, drained, kept empty and restored, and the reported status.
 //!
-//! Most tests use Nodes without a kubelet, created by the test, which then determines when a pod has ended. One test
-//! drains a real node.
+//! Most tests create Nodes without a kubelet, and determine themselves when a pod has ended. One test drains a real
+//! node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,11 +28,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// Label of all Nodes that tests create.
+/// Label of all Nodes that tests have created.
 const MADE: &str = "drydock.dev/made-by-a-test";
 const SPACE: &str = "maintained";
 
-/// A cluster without NodeMaintenances, with a namespace for pods.
+/// A cluster without NodeMaintenances, and with a namespace for pods.
 struct MaintenanceCluster {
     cluster: Cluster,
 }
@@ -107,7 +107,7 @@ impl MaintenanceCluster {
         Api::all_with(self.cluster.client.clone(), &group)
     }
 
-    /// Creates a Node that appears ready to all components.
+    /// Creates a Node that all components regard as ready.
     async fn node(&self, name: &str, unschedulable: bool) -> Result<Node> {
         let now = now();
         let node = json!({
@@ -123,14 +123,14 @@ impl MaintenanceCluster {
         Ok(self.api::<Node>().create(&PostParams::default(), &node).await?)
     }
 
-    /// Creates a pod on a node that appears running and ready to all components.
+    /// Creates a pod on a node that all components regard as running and ready.
     async fn pod(&self, name: &str, node: &str) -> Result<Pod> {
         self.pod_with(name, node, &json!({"name": name, "labels": {"app": name}}))
             .await
     }
 
     async fn owned_by_a_daemon_set_that_is_not_there(&self, name: &str, node: &str) -> Result<Pod> {
-        // The garbage collector may be the first to delete it; the pod's own grace period keeps it until then.
+        // The garbage collector may delete the pod first; the pod's own grace period keeps it until its eviction.
         let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "missing", "uid": "missing", "controller": true});
         let metadata = json!({"name": name, "ownerReferences": [owner]});
         self.pod_with(name, node, &metadata).await
@@ -158,7 +158,7 @@ impl MaintenanceCluster {
         self.budgets()
             .create(&PostParams::default(), &serde_json::from_value(budget)?)
             .await?;
-        // Before its first status a PDB allows no eviction either, for another reason.
+        // A PDB without a status allows no eviction either, but for another reason.
         let counted = |budget: &PodDisruptionBudget| {
             budget
                 .status
@@ -211,7 +211,7 @@ impl MaintenanceCluster {
         until(self.pods(), name, "its eviction", leaves).await.map(drop)
     }
 
-    /// Reports the end of a pod like its kubelet.
+    /// Reports the end of a pod, as its kubelet does.
     async fn end(&self, name: &str) -> Result<()> {
         self.cluster.delete_pod_now(SPACE, name).await
     }
@@ -300,7 +300,7 @@ fn refusal<K: std::fmt::Debug>(result: kube::Result<K>) -> Result<String> {
     }
 }
 
-/// Checks that a node is closed for a maintenance of this group, and that its Lease is held.
+/// Checks that a node is cordoned for a maintenance of this group, and that its Lease is held.
 async fn check_closed(world: &MaintenanceCluster, group: Group, name: &str) -> Result<()> {
     let node = world.api::<Node>().get(name).await?;
     assert!(is_cordoned(&node));
@@ -395,7 +395,7 @@ async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
     world.clear().await
 }
 
-/// Checks that the reservation of an object that was never stored holds for a while, but not forever.
+/// Checks that the reservation for a NodeMaintenance that was never stored holds for a while, and then expires.
 async fn check_expiring_reservation(world: &MaintenanceCluster, reservations: &Api<Lease>) -> Result<()> {
     world.node("ghost-c", false).await?;
     let reserved = |renewed: jiff::Timestamp| {
@@ -404,7 +404,7 @@ async fn check_expiring_reservation(world: &MaintenanceCluster, reservations: &A
             "ghost-c", name, "request", renewed
         )))
     };
-    // Without the label the controller ignores the reservation, so that the webhook detects its expiry.
+    // The controller ignores a reservation without the label, so the webhook has to detect its expiry.
     let mut lease = reserved(now())?;
     lease.metadata.labels = None;
     reservations.create(&PostParams::default(), &lease).await?;
@@ -450,7 +450,7 @@ async fn invalid_maintenances_get_the_messages_clients_expect() -> Result<()> {
     for (held, node) in [(Group::Medik8s, "ghost-a"), (Group::KubeVirt, "ghost-d")] {
         world.node(node, false).await?;
         world.maintain(held, node).await?;
-        // The webhook reads the first one from the API server once its cache shows it.
+        // The webhook's cache shows the first NodeMaintenance, and the webhook then reads it from the API server.
         world.until_phase(held, node, "Succeeded").await?;
         for group in Group::ALL {
             let second = world.create(group, "second", &json!({"nodeName": node})).await;
@@ -505,7 +505,7 @@ async fn second_of_two_concurrent_maintenances_is_refused() -> Result<()> {
         world.node(&name, false).await?;
         let spec = json!({"nodeName": &name});
         let other = format!("{name}-again");
-        // Half of the pairs are within one group.
+        // Half of the pairs belong to one group.
         let groups = if pair % 2 == 0 {
             Group::ALL
         } else {
@@ -560,7 +560,7 @@ async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
         "{:?}",
         node.spec
     );
-    // Events are recorded after the action, so an UncordonNode event would have been recorded by now.
+    // Events are recorded after their action, so an UncordonNode event would already exist.
     world.until_event("ghost-a", "RemovedMaintenance").await?;
     assert_eq!(uncordoned().await?, before);
 
@@ -621,7 +621,7 @@ async fn blocked_pod_names_the_pdb_and_goes_when_permitted() -> Result<()> {
     let status = world.until_phase(group, "ghost-a", "Succeeded").await?;
     assert_eq!((status.last_error, status.drain_progress), (None, Some(100)));
 
-    // Pods that arrive later are evicted too, including one whose deleted DaemonSet would not create it again.
+    // Pods that arrive later are evicted too, including a pod of a deleted DaemonSet, which would not be created again.
     world.pod("late", "ghost-a").await?;
     world
         .owned_by_a_daemon_set_that_is_not_there("orphan", "ghost-a")
@@ -753,7 +753,8 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
     );
     world.finish(group, "ghost-b").await?;
 
-    // If another holder has the Lease from the beginning, the maintenance waits, announces itself, and leaves the node open.
+    // If another holder has the Lease from the beginning, the maintenance waits, announces itself on the node, and does
+    // not cordon it.
     let mut foreign = stolen;
     foreign["metadata"] = json!({"name": "node-ghost-c"});
     world
@@ -767,7 +768,7 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
         error.contains("held by different owner: somebody errorOnLeaseCount 0"),
         "{error}"
     );
-    // The condition is written before the status with the pending pods.
+    // The Node's condition is written before the status with the pending pods.
     let node = world.api::<Node>().get("ghost-c").await?;
     assert!(!is_cordoned(&node) && is_planned(&node));
     let over = json!({"spec": {"leaseDurationSeconds": 1, "renewTime": "2026-01-01T00:00:00.000000Z"}});
@@ -795,7 +796,7 @@ async fn unresponsive_node_is_reported_until_fenced() -> Result<()> {
     world.maintain(group, "ghost-a").await?;
     world.until_evicted("stuck").await?;
     world.until_reason(group, "ghost-a", "Terminating").await?;
-    // The status that Kubernetes sets forty seconds after the last heartbeat of the node's kubelet.
+    // Kubernetes sets this status forty seconds after the last heartbeat of the node's kubelet.
     let unresponsive =
         json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}});
     let (nodes, parameters) = (world.api::<Node>(), PatchParams::default());
@@ -809,8 +810,8 @@ async fn unresponsive_node_is_reported_until_fenced() -> Result<()> {
         (1, "NodeUnreachable")
     );
     assert_eq!(status.estimated_end, None);
-    // No component knows whether the pod has ended: by Kubernetes' own rule it stays until the node is known to be
-    // off.
+    // No component knows whether the pod has ended. By a rule of Kubernetes, the pod stays until the node is known to
+    // be off.
     let pod = world.pods().get("stuck").await?;
     assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(600));
     world.cluster.kubectl(&[
@@ -851,7 +852,7 @@ async fn ending_namespace_and_finalizer_of_a_pod_are_waited_for() -> Result<()> 
         pod.metadata.deletion_timestamp.is_some()
     })
     .await?;
-    // The pod's end, as its kubelet would report it.
+    // Reports the end of the pod, as its kubelet would.
     world.cluster.delete_pod_now("ending", "kept").await?;
     world.maintain(group, "ghost-a").await?;
     let status = world.until_reason(group, "ghost-a", "HeldByFinalizers").await?;
@@ -925,7 +926,7 @@ async fn real_node_is_emptied_of_a_pod_that_ignores_sigterm() -> Result<()> {
     let world = MaintenanceCluster::new().await?;
     let group = Group::Medik8s;
     let node = world.cluster.second().to_owned();
-    // Its first process has no handler, so the kernel ignores SIGTERM.
+    // The first process of the pod has no handler for SIGTERM, so the kernel ignores the signal.
     let stubborn = json!({
         "metadata": {"name": "stubborn"},
         "spec": {"nodeName": &node, "terminationGracePeriodSeconds": 600, "containers": [{
@@ -947,7 +948,7 @@ async fn real_node_is_emptied_of_a_pod_that_ignores_sigterm() -> Result<()> {
         "{status:?}"
     );
     assert!(world.pods().get_opt("stubborn").await?.is_none());
-    // Agents stay: the DaemonSet controller would create them again.
+    // Agents are not evicted: the DaemonSet controller would create them again.
     world.cluster.agent_pod(&node).await?;
     world.finish(group, "real").await?;
     assert!(!is_cordoned(&world.api::<Node>().get(&node).await?));

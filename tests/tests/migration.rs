@@ -1,5 +1,7 @@
-//! Live migrations of real guests. That a guest continues without a gap is observed from outside, by its numbered
-//! signs of life on the console and in datagrams; everything else is reported correctly on the objects.
+//! Live migrations of real guests.
+//!
+//! The tests observe from outside that a guest continues without a gap, by numbered ticks on the console and in
+//! datagrams, and check all other results on the objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,9 +34,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// Prints the content of the disks once per second, bypassing the guest's page cache: checksums of the two written
-/// disks; and for the first disk the number of lines that the guest has appended, the number in the last line, and
-/// whether a line is missing.
+/// Prints the content of the disks once per second, bypassing the guest's page cache.
+///
+/// The output contains checksums of the two written disks. For the first disk, it also contains the number of lines
+/// that the guest has appended, the number in the last line, and whether a line is missing.
 const PRINT_DISKS: [&str; 3] = [
     "dd if=/dev/urandom of=/dev/vdb bs=4k count=4 conv=notrunc 2>/dev/null",
     "dd if=/dev/urandom of=/dev/vdc bs=64k count=64 conv=notrunc 2>/dev/null",
@@ -221,8 +224,10 @@ impl Moved<'_> {
     }
 }
 
-/// Checks that one query finds a migration in the logs of all processes that took part: a controller, and agent and
-/// tunnel of both nodes. The query is for lines of JSON with the field `migration_uid`.
+/// Checks that one query finds a migration in the logs of all processes that took part in it.
+///
+/// These are a controller, and the agents and tunnels of both nodes. The query is for lines of JSON with the field
+/// `migration_uid`.
 async fn check_logs(cluster: &Cluster, migration: &VirtualMachineInstanceMigration) -> Result<()> {
     let uid = migration.uid().context("no UID")?;
     let key = format!("{NAMESPACE}/{}", migration.name_any());
@@ -253,7 +258,7 @@ async fn check_logs(cluster: &Cluster, migration: &VirtualMachineInstanceMigrati
     .await
 }
 
-/// Checks that the guest's disks hold what was written before and during the migration.
+/// Checks that the guest's disks contain the data that was written before and during the migration.
 async fn check_disks(cluster: &Cluster, name: &str, before: &Disks) -> Result<()> {
     let more = before.lines + 60;
     let now = cluster
@@ -315,11 +320,11 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     until(cluster.pods(), &left.name_any(), "its end", ended).await?;
     until(cluster.pods(), &came.name_any(), "to be ready", agent::is_ready).await?;
 
-    // Checks the migration, and the events of both.
+    // Checks the migration, and the events of both objects.
     moved.check_migration(&cluster).await?;
     check_logs(&cluster, &migration).await?;
 
-    // Checks the guest's data: written before, and written during the migration.
+    // Checks the guest's data that was written before and during the migration.
     check_disks(&cluster, name, &disks_before).await?;
     let senders = collector.senders(&boot).await;
     let addresses = [&left, &came].map(|pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone()));
@@ -336,14 +341,15 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// A migration that lasts as long as a test needs: memory and disks take minutes at this rate, and there is no
-/// timeout.
+/// Limits of a migration that lasts as long as a test needs.
+///
+/// At this rate, memory and disks take minutes, and there is no timeout.
 const HELD: &str = "bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guest_moves_back_and_forth_and_five_migrations_are_kept() -> Result<()> {
-    // Enough that the oldest migrations have to be deleted; DRYDOCK_ROUNDS sets another number.
+    // The number suffices for the oldest migrations to be deleted; `DRYDOCK_ROUNDS` sets another number.
     let rounds: usize = setting("DRYDOCK_ROUNDS").map_or(Ok(8), |rounds| rounds.parse())?;
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
@@ -389,7 +395,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
         .await?;
     let collector = Collector::start(&cluster).await?;
     let names = ["runs", "placed", "waits"];
-    // Only of the first is much sent.
+    // Only the first guest has a lot of data to transfer.
     cluster.apply(&instance("runs", &collector.ticking("50ms"))).await?;
     for name in ["placed", "waits"] {
         cluster.apply(&bare_instance(name)).await?;
@@ -410,7 +416,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     cluster.until_migration(&scheduled, MigrationPhase::Scheduled).await?;
     cluster.until_migration_waits(&scheduled, "ClusterLimit").await?;
     let pending = cluster.migrate("waits").await?;
-    // Whether it already has a pod is the queue's decision; it has not started to move.
+    // The queue decides whether the migration already has a pod; the guest has not started to move.
     let begun = |migration: &VirtualMachineInstanceMigration| matches!(migration.phase(), Some(phase) if phase < MigrationPhase::PreparingTarget);
     let waits = until(cluster.migrations(), &pending, "to wait", begun).await?;
     println!("{:?}", waits.phase());
@@ -430,7 +436,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     let held = cluster.migrations().get(&nowhere).await?;
     assert_eq!(held.phase(), Some(MigrationPhase::Scheduling));
     cluster.abort(&nowhere).await?;
-    // The first migration has been running all the time.
+    // The first migration has been in progress all the time.
     let moving = cluster.migrations().get(&running).await?;
     assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     cluster.abort(&running).await?;
@@ -443,7 +449,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     let left = cluster.migrations().list(&ListParams::default()).await?.items;
     ensure!(left.is_empty(), "{left:?}");
 
-    // Each guest is migrated when it may be.
+    // Each guest moves once its migration is allowed.
     cluster.limit_migrations("parallelMigrationsPerCluster: 2").await?;
     for (name, (node, _)) in names.iter().zip(&before) {
         let migration = cluster.migrate(name).await?;
@@ -478,7 +484,7 @@ async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
                 .collect::<Vec<_>>(),
         )
     };
-    // The status that a kubelet without the device would set.
+    // A kubelet without the device would set this status.
     let first = arrivals().await?.pop().context("no target pod")?;
     let rejection = json!({"status": {
         "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected: no healthy devices"}});
@@ -523,7 +529,7 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
     })
     .await?;
     println!("{:?} {:?}", ended.status, over.status.map(|status| status.reason));
-    // No leftover blocks the next instance with this name.
+    // No leftover blocks the next instance with the name.
     cluster.delete(&["vmi", "torn", "--namespace", NAMESPACE])?;
     cluster.limit_migrations("parallelMigrationsPerCluster: 2").await?;
     cluster.apply(&bare_instance("torn")).await?;
@@ -536,7 +542,7 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
     cluster.no_guests().await
 }
 
-/// Removes the mask of CPU features of a node, and waits until its label `key` is back.
+/// Removes the mask of CPU features of a node, and waits until the node has the label `key` again.
 async fn unmask(cluster: &Cluster, node: &str, key: &str) -> Result<()> {
     let annotations = [(annotations::MASK_CPU_FEATURES, None), (annotations::SKIP_NODE, None)];
     cluster.annotate(node, &annotations).await?;
@@ -573,7 +579,7 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
         .context("no node has a label of a feature of the guest")?;
     let key = format!("{}{feature}", labels::CPU_FEATURE);
 
-    // No node matches by its labels.
+    // The labels of no node match.
     cluster
         .annotate(target, &[(annotations::MASK_CPU_FEATURES, Some(feature))])
         .await?;
@@ -586,7 +592,7 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
     cluster.abort(&nowhere).await?;
     unmask(&cluster, target, &key).await?;
 
-    // The target's labels are stale: its own check refuses the guest.
+    // The target's labels are stale, so the target's own check refuses the guest.
     cluster
         .annotate(target, &[(annotations::SKIP_NODE, Some("true"))])
         .await?;
@@ -648,7 +654,7 @@ async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
         })
     };
 
-    // On the target alone: the guest would carry the feature to a node that masks it.
+    // Only the target masks the feature: the guest would carry the feature to this node.
     cluster.mask(target, &[&feature]).await?;
     available("no target, since it masks the feature", false).await?;
     // On both nodes: the guest already has the feature on a node that masks it.
@@ -662,7 +668,7 @@ async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
         "the guest has lost {feature}"
     );
 
-    // The guest may also leave a node that masks the feature.
+    // Only the source masks the feature: the guest may leave this node.
     cluster.mask(&source, &[]).await?;
     available("a target that offers the feature", true).await?;
     let migration = cluster.migrate(name).await?;
@@ -680,7 +686,8 @@ async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // Each migration takes a second and more, so that others wait for a slot of the cluster, and none for one of its nodes.
+    // Each migration takes at least a second, so that others wait for a slot of the cluster, and none for a slot of a
+    // node.
     let wide = "parallelOutboundMigrationsPerNode: 6\nparallelInboundMigrationsPerNode: 6";
     cluster
         .limit_migrations(&format!(
@@ -725,8 +732,8 @@ async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()
     for (name, migration) in *first {
         let waits = waiting(migration).is_some() || migration.phase() >= Some(MigrationPhase::Scheduling);
         let later = states.iter().any(|state| state.get(name).and_then(waiting).is_some());
-        // A migration whose turn is immediate has no reason to wait, and its status is written only when its pod has
-        // been created.
+        // A migration that starts immediately has no reason to wait, and its status is written only after its pod was
+        // created.
         at_once += usize::from(!waits && !later);
         ensure!(at_once <= 2, "{name} waited without a word");
     }
@@ -860,7 +867,7 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
 async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "listener";
-    // The guest only responds and sends nothing by itself, so passt cannot learn its address.
+    // The guest only responds, and sends nothing on its own, so passt cannot learn its address.
     let manifest = instance(name, "count: 200ms\nhttp: 8081").replace(
         &format!("metadata: {{name: {name},"),
         &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),

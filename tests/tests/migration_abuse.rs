@@ -1,4 +1,4 @@
-//! Attackers that can reach a tunnel's port during a migration are refused, counted and logged, and do not harm the
+//! Attackers with access to a tunnel's port during a migration are refused, counted and logged, and do not affect the
 //! guest.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
@@ -27,12 +27,14 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Slow enough for all attempts in the meantime.
+/// The migration is slow enough for all attempts of the attackers.
 const HELD: &str = "bandwidthPerMigration: 2Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
-/// Time within which the tunnel closes any invalid connection. A tunnel waits five seconds for the peer's identity.
+/// Time limit within which the tunnel closes any invalid connection.
+///
+/// A tunnel waits five seconds for the peer's identity.
 const HANGS_UP_WITHIN: Duration = Duration::from_secs(60);
 
-/// Accepts any target certificate: the target needs no protection here.
+/// Accepts any target certificate, since this test need not protect its data.
 #[derive(Debug)]
 struct AnyTarget;
 
@@ -71,8 +73,9 @@ impl ServerCertVerifier for AnyTarget {
     }
 }
 
-/// Returns the TLS configuration of an attacker that knows the protocol and the name of a migration, with its own key
-/// and a certificate with the same content as the genuine one.
+/// Returns the TLS configuration of an attacker that knows the protocol and the name of a migration.
+///
+/// The attacker has its own key, and a certificate with the same content as the genuine one.
 fn forger(name: &str) -> Result<Arc<ClientConfig>> {
     let key = rcgen::KeyPair::generate()?;
     let certificate = rcgen::CertificateParams::new([name.to_owned()])?.self_signed(&key)?;
@@ -86,15 +89,16 @@ fn forger(name: &str) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Performs a TLS handshake and sends the header of a control channel to the session with this name. Returns the
-/// number of bytes that the tunnel sent in response.
+/// Performs a TLS handshake, and sends the header of a control channel to the session with this name.
+///
+/// Returns the number of bytes that the tunnel sent in response.
 async fn handshake(port: SocketAddr, name: &str) -> Result<usize> {
     let connection = TcpStream::connect(port).await?;
     let server = ServerName::try_from(name.to_owned())?;
     let Ok(mut stream) = TlsConnector::from(forger(name)?).connect(server, connection).await else {
         return Ok(0);
     };
-    // A client of TLS 1.3 may send data before it learns that it was refused.
+    // A TLS 1.3 client may send data before it learns that the server has refused it.
     let _ = stream.write_all(b"dryd\0\0\0\0{\"ping\":{}}\n").await;
     let mut received = Vec::new();
     let _ = timeout(HANGS_UP_WITHIN, stream.read_to_end(&mut received))
@@ -114,7 +118,7 @@ async fn send(port: SocketAddr, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first bytes of a genuine client, for a replay.
+/// Returns the first bytes that a genuine client sends, for a replay.
 fn client_hello(name: &str) -> Result<Vec<u8>> {
     let mut client = ClientConnection::new(forger(name)?, ServerName::try_from(name.to_owned())?)?;
     let mut hello = Vec::new();
@@ -156,23 +160,23 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     let session = format!("{uid}.migration.drydock.dev");
     let other = "00000000-0000-4000-8000-000000000000.migration.drydock.dev";
 
-    // The attacker's key with the genuine name, twice, like a second client; a name without a session; an invalid
-    // name.
+    // The attacker's own key with the genuine name, twice, like a second client; then a name without a session, and an
+    // invalid name.
     for (to, times) in [(session.as_str(), 2), (other, 1), ("example.com", 1)] {
         for _ in 0..times {
             assert_eq!(handshake(port, to).await?, 0, "{to} got a response");
         }
     }
-    // Data that is not TLS, and a replay of a genuine handshake, which the attacker cannot continue.
+    // Data that is not TLS, and the replay of a genuine handshake, which the attacker cannot complete.
     send(port, b"GET / HTTP/1.1\r\n\r\n").await?;
     send(port, &[0xff; 4096]).await?;
     let hello = client_hello(&session)?;
     send(port, &hello).await?;
     send(port, &hello[..hello.len() / 2]).await?;
-    // Idle connections, more than one address may open.
+    // Idle connections, more than the tunnel permits from one address.
     let unresponsive = (0..40).map(|_| send(port, b""));
     for ended in futures::future::join_all(unresponsive).await {
-        // Excess connections may be closed immediately.
+        // The tunnel may close excess connections immediately.
         let _ = ended;
     }
     let more = until_some("all of it to be counted", || async {
@@ -194,7 +198,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
             .any(|line| line.contains("a connection was refused") && line.contains(reason));
         ensure!(logged, "{reason} is not in the log of {pod}");
     }
-    // The guest has been migrating all the time.
+    // The migration has been in progress all the time.
     let moving = cluster.migrations().get(&migration).await?;
     assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     let (_, after) = cluster.until_migrated(&migration).await?;

@@ -1,8 +1,8 @@
-//! Guests that modify their memory during a migration: whether the migration converges, what happens if it does not,
-//! and how that is reported.
+//! Guests that modify their memory during a migration: whether the migration converges, the result if it does not, and
+//! the reports.
 //!
-//! Four guests migrate concurrently, since each takes half a minute: the limits of a migration are recorded with it
-//! when it starts.
+//! Four guests migrate concurrently, since each takes half a minute. The limits of a migration are recorded in its
+//! status when it starts.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -20,20 +20,22 @@ use drydock_tests::{
 use kube::ResourceExt;
 use serde_json::Value;
 
-/// As many concurrent migrations as the test needs, no timeout for lack of progress, and a downtime too short for what
-/// [`BUSY`] guests modify.
+/// Limits with a maximum of migrations that suffices for the test, no timeout for lack of progress, and a maximum
+/// downtime that is too short for the memory that [`BUSY`] guests modify.
 const LIMITS: &str =
     "parallelMigrationsPerCluster: 8\nparallelOutboundMigrationsPerNode: 8\nprogressTimeout: 0\nmaxDowntimeMs: 200";
 
-/// Modifies 40 MiB per second, the same 4 MiB repeatedly: small guests have no more.
+/// Control lines of a guest that modifies 40 MiB per second, the same 4 MiB repeatedly: small guests have no more
+/// memory.
 const BUSY: &str = "count: 200ms\ndirty: 4\ndirty-interval: 100ms";
-/// Modifies 80 MiB per second, the same 24 MiB repeatedly: after a switch to post-copy they follow for three seconds, so that
-/// the risk is reported before it is over.
+/// Control lines of a guest that modifies 80 MiB per second, the same 24 MiB repeatedly.
+///
+/// After a switch to post-copy, this memory follows for three seconds, so that the risk is reported before it is over.
 const SWITCHING: &str = "count: 200ms\ndirty: 24\ndirty-interval: 300ms";
-/// Modifies 1 MiB per second.
+/// Control lines of a guest that modifies 1 MiB per second.
 const CALM: &str = "count: 200ms\ndirty: 1\ndirty-interval: 1s";
 
-/// Creates a migration under these limits, and waits until they are recorded with it.
+/// Creates a migration with these limits, and waits until they are recorded in its status.
 async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
     cluster.limit_migrations(&format!("{LIMITS}\n{lines}")).await?;
     let migration = cluster.migrate(name).await?;
@@ -43,7 +45,7 @@ async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
     Ok(migration)
 }
 
-/// Returns the recorded states of a migration, from the start.
+/// Returns the recorded states of a migration, in order.
 fn story<'a>(
     snapshots: &'a [Snapshot<VirtualMachineInstanceMigration>],
     name: &'a str,
@@ -51,7 +53,7 @@ fn story<'a>(
     snapshots.iter().filter_map(move |snapshot| snapshot.get(name))
 }
 
-/// Returns the summaries of its progress.
+/// Returns the progress summaries of a migration.
 fn summaries(snapshots: &[Snapshot<VirtualMachineInstanceMigration>], name: &str) -> Vec<String> {
     let mut all: Vec<String> = story(snapshots, name)
         .filter_map(|migration| Some(migration.status.as_ref()?.source.as_ref()?.progress.clone()?.summary))
@@ -64,7 +66,7 @@ fn mode(migration: &VirtualMachineInstanceMigration) -> Option<MigrationMode> {
     migration.status.as_ref()?.source.as_ref()?.mode
 }
 
-/// Starts guests with these controls, and returns their nodes once they can be migrated and have begun.
+/// Starts guests with these control lines. Returns their nodes once they can be migrated and have started to count.
 async fn start_guests(cluster: &Cluster, guests: &[(&str, &str)]) -> Result<Vec<String>> {
     for &(name, control) in guests {
         let memory = if control == SWITCHING {
@@ -103,8 +105,9 @@ async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Resul
         why.contains("of the 45 s that it may") && why.contains("it is given up"),
         "{why}"
     );
-    // A guest that modifies the same few pages repeatedly modifies just what one pass can send. Whether that is
-    // recognized as never converging before the timeout depends on the machine. The simulator in core tests that.
+    // A guest that modifies the same few pages repeatedly modifies as much memory as one pass can send. It depends on
+    // the machine whether the agent detects before the timeout that the migration will never converge. The simulator in
+    // core tests that.
     let reasons = ["CompletionTimeExceeded"];
     cluster
         .until_events("VirtualMachineInstance", "stubborn", &reasons)
@@ -113,14 +116,14 @@ async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Resul
     cluster.goes_on("stubborn").await
 }
 
-/// Returns the condition that reports the risk of post-copy.
+/// Returns the condition that reports the post-copy risk.
 fn risk_of(migration: &VirtualMachineInstanceMigration) -> Option<Condition> {
     let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
     let mut conditions = conditions.unwrap_or_default().iter();
     conditions.find(|condition| condition.type_ == "PostCopy").cloned()
 }
 
-/// Checks that the risk is reported while it lasts, and not afterwards.
+/// Checks that the post-copy risk is reported as long as it exists, and not afterwards.
 async fn check_risk(
     cluster: &Cluster,
     snapshots: &[Snapshot<VirtualMachineInstanceMigration>],
@@ -142,8 +145,10 @@ async fn check_risk(
     Ok(())
 }
 
-/// Waits for the events of a guest that was disrupted and has moved, and checks that one event, which was not repeated,
-/// reports the disruption. An earlier guest of the same name may have left events.
+/// Waits for the events of a guest whose migration disrupted it, and checks that exactly one unrepeated event reports
+/// the disruption.
+///
+/// An earlier guest with the same name may have left events.
 async fn check_disruption(cluster: &Cluster, moved: &VirtualMachineInstance) -> Result<()> {
     let name = moved.name_any();
     let events = until_some(&format!("the events of {name}"), || async {
@@ -168,7 +173,7 @@ async fn check_disruption(cluster: &Cluster, moved: &VirtualMachineInstance) -> 
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // Only pods that are created from now on can be targets of post-copy.
+    // Only pods that are created after this change can be targets of post-copy.
     let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
     cluster.limit_migrations(&format!("{LIMITS}\n{switching}")).await?;
     let guests = [
@@ -188,7 +193,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     let patient = "bandwidthPerMigration: 4Mi\ncompletionTimeoutPerGiB: 0";
     let calm = migrate(&cluster, "calm", patient).await?;
 
-    // What users see in the meantime.
+    // Checks the state that users see in the meantime.
     until_some("an estimate of the end in the table", || async {
         let table = cluster.kubectl(&["get", "vmim", "-o", "wide"])?;
         let shown = |name: &str, text: &str| table.lines().any(|line| line.contains(name) && line.contains(text));

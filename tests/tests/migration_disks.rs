@@ -1,5 +1,7 @@
-//! Live migrations of real guests, and their disks: a shared claim is used in place, and a disk on top of an image
-//! stays intact even if the image's tag has moved.
+//! Live migrations of real guests and their disks.
+//!
+//! A shared claim is used in place. A disk on top of an image stays intact even if the image's tag refers to another
+//! image by then.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{names::conditions as types, status::MigrationMethod};
@@ -16,7 +18,7 @@ use kube::ResourceExt;
 /// A directory that nodes share, like an export of a file server.
 const SHARED: &str = "/var/lib/drydock-shared/test-migration";
 
-/// Returns the manifest of a pod that writes the guest's image as a disk to the shared directory.
+/// Returns the manifest of a pod that writes the guest's image to the shared directory, as a disk.
 fn filling_pod(launcher: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: fill, namespace: {NAMESPACE}}}\nspec:\n  restartPolicy: Never\n  \
@@ -28,7 +30,7 @@ fn filling_pod(launcher: &str) -> String {
     )
 }
 
-/// Returns the manifest of a guest that boots from a shared claim, and whose other disk is read-only.
+/// Returns the manifest of a guest that boots from a shared claim, and has a second, read-only disk.
 fn sharing(name: &str, control: &str) -> String {
     let control: String = control.lines().map(|line| format!("          {line}\n")).collect();
     format!(
@@ -80,7 +82,7 @@ async fn shared_claim_is_used_in_place() -> Result<()> {
         ensure!(node_of(&before)? != node_of(&after)?, "it has not moved");
         let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
         ensure!(guest.copied_disks.is_empty(), "{:?} was copied", guest.copied_disks);
-        // The guest still writes to the same place.
+        // The guest still writes to the same file.
         let written = || cluster.on_node(&node, &format!("grep -aoE 'tick [0-9]+ boot={boot}' {SHARED}/disk.img"));
         let lines = written()?.lines().count();
         collector.until_more(&boot, 100).await?;
@@ -109,7 +111,7 @@ fn sums(text: &str) -> Vec<&str> {
     lines.filter_map(|(_, line)| line.strip_suffix("] seen")).collect()
 }
 
-/// Starts a guest that prints the checksum of its disk, whose image has this name. Returns the first checksum.
+/// Starts a guest that prints the checksum of its disk, and returns the first checksum. The disk's image has this name.
 async fn start_printing_sum(cluster: &Cluster, name: &str, image: &str) -> Result<String> {
     let control = "drydock:\n";
     let manifest = instance(name, "count: 200ms")
@@ -190,8 +192,8 @@ async fn guest_moves_with_the_image_digest_of_the_start() -> Result<()> {
     cluster.no_guests().await
 }
 
-/// A policy that forbids ephemeral containers in pods, so that no component can determine which image a tag referred
-/// to.
+/// A policy that forbids ephemeral containers in pods, so that no component can determine to which image a tag
+/// referred.
 const NOTHING_BESIDE: &str = r#"
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -240,7 +242,7 @@ async fn moves_whole(cluster: &Cluster) -> Result<()> {
     })
     .await?;
     let (image, _) = IMAGE.rsplit_once(':').context("an image without a tag")?;
-    // The tag is unique, so no node knows it from an earlier test.
+    // The tag is unique, so no node has an image with this tag from an earlier test.
     let tag = format!("retagged-{}", now().as_second());
     cluster.retag(image, &["like", "latest", &tag])?;
     let before = start_printing_sum(cluster, name, &format!("{image}:{tag}")).await?;

@@ -1,9 +1,7 @@
-//! Faults during a migration, on every component involved and in every phase. Afterwards the guest is on one node,
-//! none of its data is missing, the objects are correct, and it can be migrated again.
+//! Faults during a migration, of every component involved and in every phase.
 //!
-//! ```text
-//!  a guest ─▶ migration, held in a phase ─▶ fault ─▶ undone ─▶ judged ─▶ moved again ─▶ judged ─▶ the next
-//! ```
+//! Afterwards the guest is on one node, none of its data is missing, the objects are correct, and the guest can be
+//! migrated again.
 
 use std::{collections::BTreeSet, fs::OpenOptions, io::Write, time::Duration, time::Instant};
 
@@ -37,21 +35,22 @@ use tokio::time::timeout;
 
 /// Name of the guest.
 const NAME: &str = "struck";
-/// A label; a migration that selects it finds no target until a node has it.
+/// Label that a migration selects to be held: the migration finds no target until a node has the label.
 const HOLD: &str = "example.com/fault-test";
 /// Deadline of all phases that have one, in seconds.
 const DEADLINE: u64 = 8;
 /// Duration of a fault that is not instantaneous: longer than any deadline.
 const LASTS: Duration = Duration::from_secs(11);
-/// Slow enough for a fault to occur before the migration is complete.
+/// Limits that make a migration slow enough for a fault to occur before it is complete.
 const SLOW: &str = "bandwidthPerMigration: 12Mi\nprogressTimeout: 8";
-/// Maximum number of migrations after a fault: a deadline of seconds may be too short on a busy machine.
+/// Maximum number of migrations after a fault, since a deadline of seconds may be too short on a busy machine.
 const ATTEMPTS: usize = 3;
 /// Seed that selects the small set of cases; overridden by the environment variable `DRYDOCK_FAULTS_SEED`. Both tests
 /// run only cases whose name contains `DRYDOCK_FAULTS_ONLY`.
 const SEED: u64 = 1;
-/// Number of cases of the small set to run; overridden by the environment variable `DRYDOCK_FAULTS_CASES`. Those with
-/// the most pairs come first, and each takes half a minute.
+/// Number of cases of the small set to run; overridden by the environment variable `DRYDOCK_FAULTS_CASES`.
+///
+/// The cases that cover the most pairs come first, and each case takes half a minute.
 const CASES: usize = 9;
 
 /// Runs cases on a cluster with deadlines of seconds, and restores the cluster.
@@ -89,7 +88,7 @@ fn set_deadlines(cluster: &Cluster, to: &str) -> Result<()> {
     cluster.rolled_out(CONTROLLERS)
 }
 
-/// Ensures that restart back-off from earlier kills does not delay the restart of what the case kills.
+/// Ensures that the restart back-off from earlier kills does not delay the restart of the process that the case kills.
 async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
     cluster.until_whole().await?;
     if case.kind == FaultKind::Kill && matches!(case.part, Component::Agent | Component::Tunnel | Component::Controller)
@@ -144,7 +143,7 @@ async fn target_pod(cluster: &Cluster, sides: &Sides) -> Result<Pod> {
         .context("no target pod")
 }
 
-/// Creates a migration. If `held`, it selects [`HOLD`] and so waits before it has a node.
+/// Creates a migration. If `held`, the migration selects [`HOLD`], and so waits before it has a node.
 async fn create_migration(cluster: &Cluster, held: bool) -> Result<String> {
     let selector = held.then(|| (HOLD.to_owned(), "here".to_owned()));
     let migration = VirtualMachineInstanceMigration {
@@ -167,7 +166,7 @@ async fn create_migration(cluster: &Cluster, held: bool) -> Result<String> {
         .name_any())
 }
 
-/// Collects the current state.
+/// Returns the observed state.
 async fn collect(
     cluster: &Cluster,
     guest: &CountingGuest,
@@ -209,7 +208,7 @@ async fn collect(
     Ok(found)
 }
 
-/// Waits until the state is valid and the guest, if it still exists, has produced further ticks.
+/// Waits until the state is valid and the guest, if it still exists, has sent further ticks.
 async fn settled(
     cluster: &Cluster,
     guest: &CountingGuest,
@@ -257,7 +256,7 @@ struct CaseOutcome {
 
 /// The action that releases a migration that was held for the fault.
 enum HeldRelease {
-    /// The migration was not held.
+    /// Nothing to do: the migration was not held.
     Nothing,
     /// Set the label that the migration selects on the target node.
     Label,
@@ -275,7 +274,7 @@ impl HeldRelease {
     }
 }
 
-/// Waits until a migration is at this moment, or, for the hand-over, is about to be.
+/// Waits until a migration is at this moment, or, for the hand-over, just before it.
 async fn until_moment(cluster: &Cluster, moment: Moment, migration: &str) -> Result<()> {
     match moment {
         Moment::Scheduling => {
@@ -330,7 +329,7 @@ async fn trial(cluster: &Cluster, guest: &CountingGuest, case: Case) -> Result<C
             );
         }
         blow.strike()?;
-        // All other cases release it while the fault lasts.
+        // In all other cases, the migration is released while the fault lasts.
         let is_held = case.part == Component::Agent && case.side == Side::Source && case.kind == FaultKind::Freeze;
         if !is_held {
             let _ = timeout(Duration::from_secs(2), release.carry_out(cluster, &sides)).await;
@@ -368,7 +367,7 @@ async fn trial(cluster: &Cluster, guest: &CountingGuest, case: Case) -> Result<C
     })
 }
 
-/// Waits until no tunnel has a session: with a session an old tunnel would never end.
+/// Waits until no tunnel has a session. A tunnel with a session would not end when it is replaced.
 async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
     until_some("tunnels without sessions", || async {
         let mut open = false;
@@ -463,7 +462,7 @@ async fn guest_runs_once_and_can_move_again_after_any_fault() -> Result<()> {
     tried(&cases, |_| Ok(())).await
 }
 
-/// Returns the cases whose last line in the results of earlier runs reports success.
+/// Returns the cases that passed according to their last line in the results of earlier runs.
 fn passed(results: &str) -> Vec<String> {
     let mut passed = Vec::new();
     for line in results.lines() {
@@ -489,7 +488,7 @@ async fn the_whole_matrix_of_faults() -> Result<()> {
     // The list of all cases, for tools that build a table of the results.
     let names: Vec<String> = every_case().iter().map(Case::to_string).collect();
     writeln!(results, "{}", json!({ "cases": names }))?;
-    // The most diverse cases come first, in case there is no time for all.
+    // The most diverse cases come first, in case the time does not suffice for all.
     let mut cases = pairwise(SEED);
     cases.extend(every_case());
     let mut seen = BTreeSet::new();

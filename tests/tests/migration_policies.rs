@@ -1,7 +1,7 @@
-//! Tests what an agent's token may write to migrations, with real tokens of two nodes.
+//! Tests which fields of migrations an agent's token may write, with real tokens of the agents on two nodes.
 //!
-//! The nodes are fake: on real ones the agents themselves would write. The controller is stopped in the meantime,
-//! since it would continue or abort the migrations.
+//! The nodes are fake, since real agents would also write. The controller is stopped in the meantime, since it would
+//! continue or abort the migrations.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
@@ -13,15 +13,15 @@ use kube::{
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "migration-policy-tests";
-/// Names of the nodes and of the agents' pods on them.
+/// Names of the nodes, and of the agents' pods on them.
 const SOURCE: &str = "zz-source";
 const TARGET: &str = "zz-target";
 const BYSTANDER: &str = "zz-bystander";
 const NODES: [&str; 3] = [SOURCE, TARGET, BYSTANDER];
-/// The migrations, each of an instance with the same name.
+/// Names of the migrations, each of an instance with the same name.
 const UNDER_WAY: &str = "under-way";
 const OVER: &str = "over";
-/// A role with all rights on migrations, so that only the policy restricts agents.
+/// Name of a role with all rights on migrations, so that only the policy restricts agents.
 const ROLE: &str = "migration-policy-tests";
 
 /// Clients with the agents' tokens on the source, the target and an uninvolved node.
@@ -46,7 +46,7 @@ async fn report(agent: &Client, migration: &str, status: Value) -> kube::Result<
         .map(drop)
 }
 
-/// Applies a status like the agents.
+/// Applies a status as the agents do.
 async fn apply(agent: &Client, manager: &str, migration: &str, status: Value) -> kube::Result<()> {
     let whole = json!({
         "apiVersion": "kubevirt.io/v1",
@@ -72,7 +72,7 @@ fn refused(result: kube::Result<()>, what: &str, expected: &str) -> Result<()> {
     }
 }
 
-/// Returns the manifests of fake nodes, each with a pod that could be its agent's.
+/// Returns the manifests of fake nodes, each with a pod that looks like that of its agent.
 fn invented() -> String {
     let pair = |name: &str| {
         format!(
@@ -85,7 +85,7 @@ fn invented() -> String {
     NODES.map(pair).concat()
 }
 
-/// Returns the manifests of an instance that fits no node, and of its migration.
+/// Returns the manifests of an instance that fits no node, and of a migration of it.
 fn moved(name: &str) -> String {
     format!(
         "---\napiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
@@ -194,7 +194,7 @@ async fn try_what_is_the_controllers(sides: &Sides) -> Result<()> {
         let written = report(&sides.target, UNDER_WAY, json!({ "target": side })).await;
         refused(written, what, guest_location)?;
     }
-    // The schema forbids that for every client.
+    // The schema forbids this change for every client.
     let elsewhere = json!({"source": {"node": BYSTANDER}});
     let written = report(&sides.source, UNDER_WAY, elsewhere).await;
     refused(written, "another node", "a migration's source does not change")
@@ -222,7 +222,7 @@ async fn try_the_other_side(sides: &Sides) -> Result<()> {
     for status in [
         json!({"source": {"state": "Migrating"}}),
         json!({"target": {"state": "Prepared"}}),
-        // Not even the current value.
+        // Even writing the current value is refused.
         json!({"phase": "PreparingTarget"}),
     ] {
         let written = report(&sides.bystander, UNDER_WAY, status).await;
@@ -303,7 +303,7 @@ async fn agent_reports_own_side_of_a_migration_and_decides_nothing() -> Result<(
         try_after_the_end(&sides).await
     };
     let tried = tried.await;
-    // Other tests need the controller, whatever the result of this one.
+    // Other tests need the controller, whatever the result of this test is.
     controllers(&cluster, 2)?;
     cluster.rolled_out(CONTROLLERS)?;
     let cleared = clear(&cluster);

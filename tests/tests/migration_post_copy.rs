@@ -1,8 +1,9 @@
-//! Faults while a guest runs on its target after a switch to post-copy and waits for the rest of its memory. That
-//! arrives on streams between the two QEMU processes, so the processes that only monitor may end and restart. A broken
-//! stream leaves a guest that runs on neither node, and this is reported.
+//! Faults while a guest runs on its target after a switch to post-copy, and waits for the rest of its memory.
 //!
-//! All of this holds once the guest runs on the target. If the target's libvirtd ends between the switch and that
+//! The two QEMU processes transfer this memory on streams between them, so the processes that only monitor may end and
+//! restart. If a stream breaks, the guest runs on neither node, and this is reported.
+//!
+//! This is only true once the guest runs on the target. If the target's libvirtd ends between the switch and that
 //! moment, its successor ends the guest, as libvirt does with every guest that has not fully arrived.
 
 use anyhow::{Context, Result, ensure};
@@ -28,10 +29,11 @@ use serde_json::json;
 
 /// Name of the guest.
 const NAME: &str = "switched";
-/// The guest is switched after 6 s, or later if its disks take longer: long before its memory has been sent once, and
-/// the rest would take more than a minute.
+/// Limits with which the guest is switched after 6 s, or later if its disks take longer.
+///
+/// This is long before its memory has been sent once; the rest takes more than a minute.
 const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 6\nprogressTimeout: 0";
-/// Processes that only monitor.
+/// Processes that only monitor the migration.
 const WATCHERS: [(Component, Side); 5] = [
     (Component::Libvirtd, Side::Target),
     (Component::Libvirtd, Side::Source),
@@ -49,7 +51,7 @@ fn kill(part: Component, side: Side) -> Case {
     }
 }
 
-/// A guest that has been switched, and whose memory follows slowly.
+/// A guest that was switched to post-copy, and whose memory follows slowly.
 struct Switched {
     migration: String,
     sides: Sides,
@@ -98,7 +100,7 @@ impl Switched {
         .await
     }
 
-    /// Removes the bandwidth limit, so that the missing memory follows as fast as possible.
+    /// Removes the bandwidth limit, so that the rest of the memory follows as fast as possible.
     async fn memory_follows(&self, cluster: &Cluster) -> Result<()> {
         let unlimited = json!({"execute": "migrate-set-parameters", "arguments": {"max-postcopy-bandwidth": 0}});
         until_some("the source's libvirtd", || async {
@@ -169,7 +171,7 @@ async fn monitors_may_end_in_post_copy_and_broken_stream_is_reported() -> Result
     let switched = Switched::begin(&cluster).await?;
     switched.strike(&cluster, Component::Tunnel, Side::Source).await?;
     until_risk(&cluster, &switched.migration, "PostCopyBroken").await?;
-    // Neither copy is known to be the right one to resume, so both are left unchanged.
+    // No component can know which copy has to be resumed, so both copies are left unchanged.
     assert_eq!(switched.guests(&cluster)?, [1, 1]);
     cluster
         .until_events("VirtualMachineInstance", NAME, &["PostCopyBroken"])

@@ -1,4 +1,5 @@
-//! The agents are replaced during a migration: the processes that carry it stay until it is complete.
+//! The agents are replaced during a migration. The processes that transfer the guest stay until the migration is
+//! complete.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as types};
@@ -14,7 +15,7 @@ use drydock_tests::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
 
-/// Slow enough for all agents to be replaced before the migration is complete, and without timeouts.
+/// Limits without timeouts, with which all agents are replaced before the migration is complete.
 const HELD: &str = "bandwidthPerMigration: 2Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0";
 
 /// Returns the pods of agents and tunnels, including those that are being deleted.
@@ -47,7 +48,7 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     for (node, _, uid) in &before {
         cluster.until_new_agent(node, uid).await?;
     }
-    // Both old pods still exist for the guest in transit.
+    // Both old pods still exist, because the guest is being migrated.
     let moving = cluster.migrations().get(&migration).await?;
     assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     let pods = agent_pods(&cluster).await?;
@@ -98,7 +99,7 @@ fn folder(variable: &str) -> Result<String> {
     setting(variable).with_context(|| format!("{variable} names no folder: run hack/test --previous-release"))
 }
 
-/// Migrates a guest to another node, where it continues.
+/// Migrates a guest, and checks that it is on another node.
 async fn move_once(cluster: &Cluster, name: &str) -> Result<()> {
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let migration = cluster.migrate(name).await?;
@@ -110,7 +111,7 @@ async fn move_once(cluster: &Cluster, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Restores the state of this version.
+/// Deploys this release again, and waits until it is ready.
 async fn restore(cluster: &Cluster) -> Result<()> {
     cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_THIS_RELEASE")?])?;
     cluster.rolled_out(AGENTS)?;
@@ -118,7 +119,8 @@ async fn restore(cluster: &Cluster) -> Result<()> {
     cluster.until_whole().await
 }
 
-/// Runs a counting guest while parts of the cluster have the previous release; no number may be missing.
+/// Runs `moves` with a counting guest, and checks that no number is missing. Parts of the cluster have the previous
+/// release.
 async fn counts_through<T: Future<Output = Result<()>>>(
     cluster: &Cluster,
     name: &str,
@@ -138,7 +140,7 @@ async fn counts_through<T: Future<Output = Result<()>>>(
 #[ignore = "needs images of the previous release: hack/test --previous-release"]
 async fn mixed_versions_of_agents_move_a_guest_both_ways() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    // Running agents continue until they are deleted.
+    // The running agents stay until they are deleted.
     cluster.kubectl(&["apply", "-k", &folder("DRYDOCK_PREVIOUS_AGENTS")?])?;
     let name = "mixed";
     let moved = counts_through(&cluster, name, || async {
@@ -146,8 +148,8 @@ async fn mixed_versions_of_agents_move_a_guest_both_ways() -> Result<()> {
             let agent = cluster.agent_pod(node).await?;
             cluster.delete(&["pod", &agent.name_any(), "--namespace=drydock", "--timeout=90s"])?;
             cluster.until_new_agent(node, &agent.uid().context("a UID")?).await?;
-            // First from this version to the previous one and back; then, when both nodes have the previous version,
-            // within it.
+            // The guest first moves from this release to the previous one and back. In the second round, both nodes
+            // have the previous release.
             move_once(&cluster, name).await?;
             move_once(&cluster, name).await?;
         }

@@ -1,5 +1,5 @@
-//! A real API server accepts the pods of guests without warnings, even where it enforces the restricted Pod Security
-//! Standard.
+//! A real API server accepts the pods of guests without warnings, even in a namespace that enforces the restricted Pod
+//! Security Standard.
 
 use std::collections::BTreeMap;
 
@@ -50,7 +50,7 @@ fn small() -> Value {
     json!({"domain": {"memory": {"guest": "64Mi"}}})
 }
 
-/// Returns a spec with every field that affects a pod.
+/// Returns a spec that contains every field with an effect on the pod.
 fn everything() -> Value {
     json!({
         "architecture": "amd64",
@@ -88,7 +88,7 @@ fn everything() -> Value {
     })
 }
 
-/// Returns the pod of an instance, and that of a migration of it.
+/// Returns the pod of an instance, and the target pod of a migration of it.
 fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
     let instance = instance(spec)?;
     let needs = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
@@ -154,14 +154,14 @@ async fn the_restricted_standard_admits_the_pods_of_guests() -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths of requested values that are missing or different.
+/// Returns the paths of requested values that are missing or different in the created object.
 fn lost(wanted: &Value, made: &Value, at: &str) -> Vec<String> {
     match (wanted, made) {
         (Value::Object(wanted), Value::Object(made)) => wanted
             .iter()
             .flat_map(|(key, value)| match made.get(key) {
                 Some(there) => lost(value, there, &format!("{at}.{key}")),
-                // Empty objects may be omitted.
+                // The API server may omit empty objects.
                 None if value.as_object().is_some_and(serde_json::Map::is_empty) => Vec::new(),
                 None => vec![format!("{at}.{key}")],
             })
@@ -172,7 +172,7 @@ fn lost(wanted: &Value, made: &Value, at: &str) -> Vec<String> {
                 .flat_map(|(index, (wanted, made))| lost(wanted, made, &format!("{at}[{index}]")))
                 .collect()
         }
-        // Quantities are normalized.
+        // The API server normalizes quantities.
         _ if at.contains(".resources.") || wanted == made => Vec::new(),
         _ => vec![at.to_owned()],
     }

@@ -1,4 +1,4 @@
-//! Tests what an agent's token may write, with a real token.
+//! Tests which fields an agent's token may write, with a real token.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::{
@@ -51,7 +51,7 @@ fn label(key: &str) -> Value {
     json!({"metadata": {"labels": {key: "true"}}})
 }
 
-/// Returns patches that an agent may not make: description, Node, patch, and a part of the refusal.
+/// Returns patches that the policy refuses: description, Node, patch, and a part of the refusal.
 fn refused_patches<'a>(own: &'a str, other: &'a str) -> Vec<(&'static str, &'a str, Value, &'static str)> {
     vec![
         (
@@ -234,15 +234,16 @@ async fn agent_may_write_only_events_of_the_own_pod() -> Result<()> {
     Ok(())
 }
 
-/// Creates an instance that fits no node, so that only the test writes its status. The administrator sets its node to
-/// `node`.
+/// Creates an instance that fits no node, so that only the test writes its status.
+///
+/// The administrator sets the node in its status to `node`.
 async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<VirtualMachineInstance>> {
     let manifest = bare_instance(name).replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n");
     cluster.apply(&manifest).await?;
     cluster.until_phase(name, Phase::Scheduling).await?;
     let status = json!({"status": {
         "nodeName": node,
-        // The agent on a pod's node would look for the pod, so this one is on another node.
+        // The agent on the node of a pod would look for the pod, so the pod is on another node.
         "activePods": {"0-2": "elsewhere"},
         "phase": "Running",
     }});
@@ -257,7 +258,7 @@ async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<Virtual
 /// A field of a status that an agent may not write: description, status, and a part of the refusal.
 type Foreign = (&'static str, Value, &'static str);
 
-/// Returns fields of the controller in the status of an instance on the agent's node.
+/// Returns fields that only the controller may write in the status of an instance on the agent's node.
 fn foreign_fields(own: &str, other: &str) -> Vec<Foreign> {
     let controllers = "are the controller's to write";
     vec![
@@ -306,7 +307,7 @@ fn foreign_fields(own: &str, other: &str) -> Vec<Foreign> {
     ]
 }
 
-/// Returns a status with the `kept` conditions and a true one of this type.
+/// Returns a status with the `kept` conditions, and a condition of this type that is true.
 fn with_condition(kept: &[Value], type_: &str) -> Value {
     let mut all = kept.to_vec();
     all.retain(|condition| condition["type"] != type_);
@@ -314,7 +315,7 @@ fn with_condition(kept: &[Value], type_: &str) -> Value {
     json!({ "conditions": all })
 }
 
-/// Returns conditions of the controller, beside the `kept` ones.
+/// Returns conditions that only the controller may write, in addition to the `kept` ones.
 fn foreign_conditions(kept: &[Value]) -> Vec<Foreign> {
     let with = |type_: &str| with_condition(kept, type_);
     vec![
@@ -337,7 +338,7 @@ fn foreign_conditions(kept: &[Value]) -> Vec<Foreign> {
     ]
 }
 
-/// Status is a subresource: a write to it changes nothing else, and RBAC grants nothing else.
+/// Checks that a write to the status, a subresource, changes nothing else, and that RBAC grants no other write.
 async fn writes_to_the_status_change_nothing_else(cluster: &Cluster, here: &Api<VirtualMachineInstance>) -> Result<()> {
     let parameters = PatchParams::default();
     let before = cluster.instances().get("here").await?;
@@ -383,7 +384,7 @@ async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<
     )?;
     ensure!(message.contains("on the node it runs on"), "{message}");
 
-    // Conditions from the controller and the administrator stay.
+    // The conditions of the controller and the administrator are kept in each write.
     let listed = here.list(&ListParams::default()).await?;
     let found = listed.items.into_iter().find(|vmi| vmi.name_any() == "here");
     let kept: Vec<Value> = found
@@ -403,7 +404,7 @@ async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<
     }
     writes_to_the_status_change_nothing_else(&cluster, &here).await?;
 
-    // Writes of its own fields.
+    // The agent may write its own fields.
     for status in [
         with_condition(&kept, "Ready"),
         json!({"guestOSInfo": {"id": "debian"}, "migrationMethod": "BlockMigration"}),
@@ -414,7 +415,7 @@ async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<
         here.patch_status("here", &parameters, &Patch::Merge(json!({ "status": status })))
             .await?;
     }
-    // No node will ever report the end of the pod, which does not exist.
+    // The pod does not exist, so no agent will ever report its end.
     let over = Patch::Merge(json!({"status": {"activePods": null}}));
     for name in ["here", "there"] {
         cluster.instances().patch_status(name, &parameters, &over).await?;
@@ -525,7 +526,7 @@ async fn drydock_reads_no_tenant_secrets_and_enters_no_tenant_pods() -> Result<(
             ensure!(allowed.is_err(), "{account} can {verb} {resource} {sub}");
         }
     }
-    // Checks that the query itself works.
+    // Checks that the query itself works, with a right that is granted.
     let user = "--as=system:serviceaccount:drydock:drydock-controller";
     let allowed = cluster.kubectl(&["auth", "can-i", "list", "pods", "--namespace", NAMESPACE, user])?;
     assert_eq!(allowed.trim(), "yes");

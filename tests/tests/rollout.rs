@@ -1,4 +1,4 @@
-//! Only one agent at a time acts on a node, and a rollout has no externally visible effect.
+//! Only one agent at a time acts on a node, and a rollout of the agents changes no label.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
         Ok((holder(&cluster, node).await? == new).then_some(()))
     })
     .await?;
-    // The new agent acts: it reverts a forged label.
+    // The new agent acts, since it reverts a forged label.
     cluster
         .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
         .await?;
@@ -55,7 +55,7 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
     Ok(())
 }
 
-/// Labels that another labeller left on a node, including stale ones.
+/// Labels that another labeller has left on a node, including stale ones.
 const ANOTHERS: [&str; 8] = [
     "cpu-model.node.kubevirt.io/Opteron_G2",
     "cpu-model-migration.node.kubevirt.io/kvm64",

@@ -1,4 +1,4 @@
-//! The commands of KubeVirt's users: virtctl, against the aggregated API.
+//! The commands of KubeVirt's users: virtctl with the aggregated API.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
@@ -15,7 +15,7 @@ use drydock_tests::{
 use kube::{Api, ResourceExt};
 use serde_json::Value;
 
-/// The user of whom rights are taken or given.
+/// Name of the user whose rights the test changes.
 const USER: &str = "ann";
 
 fn machine(name: &str) -> String {
@@ -86,7 +86,7 @@ async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
         "a dry run has started it"
     );
 
-    // A halted machine can be started with its guest standing still.
+    // A halted machine can be started with a paused guest.
     cluster.virtctl(&["start", "vm", "--paused"])?;
     until_strategy(&cluster, "vm", RunStrategy::Always).await?;
     let paused = until(
@@ -193,7 +193,7 @@ async fn virtctl_prints_refusals_like_kubevirt() -> Result<()> {
             .contains("runStrategy: Halted")
     );
 
-    // Who may edit what a namespace has may start its machines, but not migrate them.
+    // A user with the role `edit` in a namespace may start its machines, but not migrate them.
     let refused = cluster.virtctl_refused(&["start", "vm", "--as", USER])?;
     ensure!(
         refused[0].contains(&format!("User \"{USER}\" cannot update resource")),

@@ -1,5 +1,6 @@
-//! No service account has a right that it does not use, according to the API server's audit log. Runs after all other
-//! tests, since they make the agents and the controller use their rights.
+//! No service account has a right that it does not use, according to the API server's audit log.
+//!
+//! This test runs after all other tests, since they make the agents and the controller use their rights.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +42,7 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
         let Ok(event) = serde_json::from_str::<Value>(line) else {
             continue;
         };
-        // Tests also use agents' tokens, with a different user agent.
+        // Tests also use agents' tokens, but with another user agent.
         let ours = event["userAgent"]
             .as_str()
             .is_some_and(|agent| agent.starts_with("drydock-"));
@@ -61,11 +62,11 @@ fn recorded(log: &str, account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
         if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
             refused.insert(right);
         } else {
-            // An apply that creates the object requires the right to create it.
+            // An apply that creates the object needs the right to create it.
             if right.2 == "patch" && event["responseStatus"]["code"] == 201 {
                 used.insert((right.0.clone(), right.1.clone(), "create".into()));
             }
-            // A streamed list is a watch with initial events; without streaming, the client sends a list request.
+            // A streamed list is a watch with initial events. Without streaming, the client sends a list request.
             if right.2 == "watch" && text(&event["requestURI"]).contains("sendInitialEvents=true") {
                 used.insert((right.0.clone(), right.1.clone(), "list".into()));
             }
@@ -104,7 +105,8 @@ async fn every_right_is_used_and_none_is_missing() -> Result<()> {
         }
         let (mut used, refused) = recorded(&log, account);
         if account == "drydock-controller" {
-            // Updates the count of a repeated event, for which one node would have to become unresponsive twice.
+            // The tests do not make the controller update the count of a repeated event: one node would have to become
+            // unresponsive twice.
             used.insert(("events.k8s.io".into(), "events".into(), "patch".into()));
         }
         // A restarted API server refuses every request for a moment, until it has loaded the roles.

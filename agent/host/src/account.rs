@@ -12,10 +12,11 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Returns the account of guests if the system has one, otherwise an unprivileged account. Returns `None` if this
-    /// process is not root and therefore cannot switch accounts.
+    /// Returns the account of guests if the system has one, otherwise an unprivileged account.
+    ///
+    /// Returns `None` if this process is not root and therefore cannot switch accounts, or if no account is found.
     pub(crate) fn find() -> Option<Self> {
-        /// The uid of guests in launcher images. Its user name may vary.
+        /// UID of guests in launcher images. The user name may vary.
         const GUEST: u32 = 107;
         if !geteuid().is_root() {
             return None;

@@ -1,8 +1,7 @@
 //! The AppArmor profile of launcher pods, for kernels with AppArmor.
 //!
-//! The container runtime's default profile denies mounts, which breaks passt's sandbox. This profile keeps what the
-//! default profile is for, the protection of /proc and /sys. The rest is covered by the pod's lack of capabilities
-//! and by its seccomp profile.
+//! The container runtime's default profile denies mounts, which breaks passt's sandbox. Like the default profile, this
+//! profile protects /proc and /sys. The pod's lack of capabilities and its seccomp profile cover the rest.
 
 use std::{
     fs,
@@ -40,7 +39,7 @@ pub fn load(parser: &Path) -> io::Result<()> {
 /// Removes the profile from the kernel if it is loaded.
 ///
 /// # Errors
-/// Same as for [`load`].
+/// As for [`load`].
 pub fn unload(parser: &Path) -> io::Result<()> {
     let parser = parser.to_owned();
     in_own_mounts(move |kernel| {
@@ -58,8 +57,9 @@ fn has_profile(profiles: &str) -> bool {
     profiles.lines().any(|line| line.split(" (").next() == Some(NAME))
 }
 
-/// Runs `act` on the kernel's AppArmor folder in securityfs, which is not visible in a container, even a privileged
-/// one.
+/// Runs `act` on the kernel's AppArmor folder in securityfs.
+///
+/// The folder is not visible in a container, even a privileged container, so securityfs is mounted.
 fn in_own_mounts(act: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> io::Result<()> {
     // The mount is visible only to this thread and its child processes.
     let done = thread::spawn(move || {
@@ -122,7 +122,7 @@ impl MountFolder {
 
 impl Drop for MountFolder {
     fn drop(&mut self) {
-        // A leftover is only an empty folder in the temporary directory.
+        // If the removal fails, only an empty folder remains in the temporary directory.
         let _ = fs::remove_dir(&self.0);
     }
 }

@@ -1,7 +1,7 @@
-//! The CPU architectures that are supported for guests, with the names that Kubernetes, the kernel and libvirt use.
+//! CPU architectures that are supported for guests, with the names that Kubernetes, the kernel and libvirt use.
 //!
-//! The rules follow KubeVirt's node-labeller: amd64 and s390x have CPU models, host-model and features, arm64 has
-//! only machine types. On any other architecture only the kernel is inspected.
+//! The rules follow KubeVirt's node-labeller: amd64 and s390x have CPU models, host-model and features. arm64 has only
+//! machine types. On any other architecture, only the kernel is inspected.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Returns the architecture this program was built for, which is that of the machine.
+    /// Returns the architecture for which this program was built, which is the architecture of the machine.
     pub fn native() -> Self {
         Self::from_kernel(std::env::consts::ARCH)
     }
@@ -54,7 +54,7 @@ impl Architecture {
         }
     }
 
-    /// Returns the machine type to query libvirt for, or `None` where libvirt is not queried.
+    /// Returns the machine type with which libvirt is queried; `None` if libvirt is not queried.
     pub fn machine(&self) -> Option<&'static str> {
         match self {
             Self::Amd64 => Some("q35"),
@@ -69,13 +69,14 @@ impl Architecture {
         matches!(self, Self::Amd64 | Self::S390x)
     }
 
-    /// Returns the vendor to use where libvirt reports none.
+    /// Returns the vendor that is used if libvirt reports none.
     pub fn default_vendor(&self) -> &'static str {
         if matches!(self, Self::S390x) { "IBM" } else { "" }
     }
 
-    /// Returns whether a feature element with this policy means that guests have the feature. On s390x libvirt writes
-    /// no policy, and every listed feature is required.
+    /// Returns whether a feature element with this policy means that guests have the feature.
+    ///
+    /// On s390x, libvirt writes no policy, and every listed feature is required.
     pub fn feature_is_required(&self, policy: Option<&str>) -> bool {
         match policy {
             Some(policy) => policy == "require",

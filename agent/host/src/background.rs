@@ -1,19 +1,20 @@
-//! The thread that polls file descriptors for this crate: relays to libvirts, and folder watches.
+//! Thread that polls file descriptors for this crate: relays to libvirts, and folder watches.
 //!
-//! There is one per process, started on first use. It never waits for anything but the kernel, so a launcher that
+//! Each process has one thread, which is started on first use. The thread waits only for the kernel, so a launcher that
 //! hangs does not block any other task.
 
 use std::{io, sync::OnceLock, thread};
 
 use tokio::runtime::{Builder, Handle};
 
-/// Why the thread could not be started. `io::Error` is not `Clone`, so it cannot be stored and returned repeatedly.
+/// Reason why the thread could not be started. `io::Error` is not `Clone`, so it cannot be stored and returned
+/// repeatedly.
 type NotStarted = (io::ErrorKind, String);
 
-/// Returns the runtime of that thread.
+/// Returns the runtime of the thread.
 ///
 /// # Errors
-/// If the kernel provides no thread or no descriptors. The start is not retried.
+/// If the kernel cannot provide the thread or the descriptors. The start is not retried.
 pub(crate) fn runtime() -> io::Result<&'static Handle> {
     static HANDLE: OnceLock<Result<Handle, NotStarted>> = OnceLock::new();
     HANDLE

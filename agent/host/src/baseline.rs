@@ -1,7 +1,7 @@
-//! The hypervisor CPU baseline with its features expanded: every feature that a guest on this host can have.
+//! Hypervisor CPU baseline with its features expanded: every feature that a guest on this host can have.
 //!
-//! Which elements count depends on the architecture, as in KubeVirt's node-labeller: on amd64 the policy must be
-//! `require`, on s390x libvirt writes no policy.
+//! As in KubeVirt's node-labeller, the architecture determines the relevant elements: on amd64, the policy must be
+//! `require`. On s390x, libvirt writes no policy.
 
 use crate::{
     architecture::Architecture,
@@ -18,7 +18,7 @@ pub struct Baseline {
 /// Parses the `<cpu>` element that `virConnectBaselineHypervisorCPU` returns.
 ///
 /// # Errors
-/// If the text is not such a document or exceeds the bounds.
+/// If the text is not a CPU baseline or exceeds the bounds.
 pub fn parse(text: &str, architecture: &Architecture) -> Result<Baseline, ParseError> {
     Reading::parse("the CPU baseline", "cpu", text, |reading, cpu| {
         let mut features = Vec::new();

@@ -1,7 +1,7 @@
 //! libvirt's capabilities: the host's time stamp counter, topology and machine types.
 //!
-//! Only machine types of the native architecture are kept. KubeVirt's node-labeller also keeps those of every other
-//! installed emulator, although no guest of the node can have them.
+//! Only machine types of the native architecture are kept. KubeVirt's node-labeller also keeps the machine types of
+//! every other installed emulator, although no guest of the node can have them.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub struct Capabilities {
 /// Parses libvirt's capabilities.
 ///
 /// # Errors
-/// If the text is not such a document or exceeds the bounds.
+/// If the text is not a capabilities document or exceeds the bounds.
 pub fn parse(text: &str, architecture: &Architecture) -> Result<Capabilities, ParseError> {
     Reading::parse("the capabilities", "capabilities", text, |reading, root| {
         let host = child(root, "host");
@@ -68,7 +68,7 @@ fn topology(cpu: Node<'_, '_>, cells: Option<Node<'_, '_>>) -> Option<HostTopolo
     let numa_cells = cells.map_or(0, |cells| children(cells, "cell").count());
     Some(HostTopology {
         sockets: number("sockets")?,
-        // Older libvirt writes neither dies nor clusters.
+        // Older versions of libvirt write neither dies nor clusters.
         cores: number("cores")?
             .saturating_mul(number("dies").unwrap_or(1).max(1))
             .saturating_mul(number("clusters").unwrap_or(1).max(1)),

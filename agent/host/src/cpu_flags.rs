@@ -1,9 +1,9 @@
 //! CPU features by the kernel's names, with their position in cpuid.
 //!
-//! The names are those of `/proc/cpuinfo` (the kernel's `cpufeatures.h`). Flags that the kernel makes up itself
-//! (`constant_tsc`, `rep_good`, ...) are not properties of the processor and not listed here.
+//! The names are the names in `/proc/cpuinfo` (the kernel's `cpufeatures.h`). Flags that the kernel defines itself
+//! (`constant_tsc`, `rep_good`, ...) are not properties of the processor and are not listed.
 
-/// The register that holds a feature's bit.
+/// Register that contains the bit of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
     /// EAX.
@@ -16,13 +16,13 @@ pub(crate) enum Register {
     Edx,
 }
 
-/// The features in one register of one leaf.
+/// Features in one register of one leaf.
 pub(crate) struct FlagRegister {
     /// Leaf (input EAX).
     pub(crate) leaf: u32,
     /// Sub-leaf (input ECX).
     pub(crate) subleaf: u32,
-    /// The output register that holds the bits.
+    /// Output register that contains the bits.
     pub(crate) register: Register,
     /// Bit number and feature name.
     pub(crate) flags: &'static [(u8, &'static str)],

@@ -1,10 +1,10 @@
-//! libvirt's CPU map: which features a named CPU model has.
+//! libvirt's CPU map, which defines the features of named CPU models.
 //!
-//! The map is a folder: `index.xml` includes one file for each model. A model may be built on others: it inherits
+//! The map is a folder: `index.xml` includes one file for each model. A model may be based on other models: it inherits
 //! their features and adds its own. A feature marked `removed` was removed from the model by QEMU. A feature marked
-//! `added` was added to the model later by QEMU (the `vmx-*` features, which mean nothing without `vmx`). libvirt's
-//! `x86ModelParseFeatures` keeps both kinds apart from the model's features, so a host without them still has the
-//! model. The map has no s390x models: those are defined by QEMU alone.
+//! `added` was added to the model later by QEMU (the `vmx-*` features, which have no meaning without `vmx`). libvirt's
+//! `x86ModelParseFeatures` keeps both kinds separate from the model's features, so a host without them still has the
+//! model. The map has no s390x models, which only QEMU defines.
 //!
 //! Loading takes a few milliseconds and about a megabyte, so a map is loaded for one query and then dropped.
 
@@ -23,16 +23,16 @@ use crate::document::{MAX_BYTES, MAX_LIST, ParseError, Reading, children};
 /// Maximum number of files in a map. libvirt 12 has 250.
 const MAX_FILES: usize = 2048;
 
-/// Maximum depth of a chain of models. libvirt has two.
+/// Maximum depth of a chain of models. libvirt's maximum is two.
 const MAX_DEPTH: usize = 32;
 
-/// Why a CPU map could not be loaded.
+/// Reason why a CPU map could not be loaded.
 #[derive(Debug, Error)]
 pub enum CpuMapError {
     /// A file could not be read.
     #[error("{} cannot be read", path.display())]
     Read {
-        /// The file that could not be read.
+        /// Path of the file that could not be read.
         path: PathBuf,
         /// The I/O error.
         source: io::Error,
@@ -40,7 +40,7 @@ pub enum CpuMapError {
     /// A file could not be parsed.
     #[error("{} is not understood", path.display())]
     Parse {
-        /// The file that could not be parsed.
+        /// Path of the file that could not be parsed.
         path: PathBuf,
         /// The parse error.
         source: ParseError,
@@ -48,12 +48,12 @@ pub enum CpuMapError {
     /// An included file is outside of the map's folder.
     #[error("{} includes {include}, which is outside of its folder", path.display())]
     Outside {
-        /// The file with the include.
+        /// Path of the file with the include.
         path: PathBuf,
-        /// The included file.
+        /// Name of the included file.
         include: String,
     },
-    /// The map has more files than any real one.
+    /// The map has more files than any real map.
     #[error("the CPU map has more than {MAX_FILES} files")]
     TooManyFiles,
 }
@@ -107,7 +107,7 @@ impl CpuMap {
         Ok(map)
     }
 
-    /// Adds the models that one file defines, and returns the files it includes.
+    /// Adds the models that a file defines, and returns the names of the files that it includes.
     fn add(&mut self, text: &str) -> Result<Vec<String>, ParseError> {
         Reading::parse("the CPU map", "cpus", text, |reading, root| {
             let mut includes = Vec::new();
@@ -158,12 +158,12 @@ impl CpuMap {
         self.models.keys().map(String::as_str)
     }
 
-    /// Returns whether the map has a model, under this name or its plain name without `-v1`.
+    /// Returns whether the map has a model under this name, or under its plain name without `-v1`.
     pub fn has(&self, model: &str) -> bool {
         self.find(model).is_some()
     }
 
-    /// Returns all features of a model, including those it inherits.
+    /// Returns all features of a model, including inherited features.
     pub fn features(&self, model: &str) -> Option<BTreeSet<String>> {
         let (name, _) = self.find(model)?;
         let mut features = BTreeSet::new();
@@ -198,8 +198,10 @@ impl CpuMap {
         self.models.keys().filter(|name| has(name)).cloned().collect()
     }
 
-    /// Finds a model by its name. QEMU's `X-v1` is `X`. Maps before libvirt 10.10 have only `X`, so the canonical
-    /// name in domain capabilities is `X` there.
+    /// Finds a model by its name.
+    ///
+    /// QEMU's `X-v1` is the same model as `X`. Maps before libvirt 10.10 contain only `X`, so the canonical name in
+    /// domain capabilities is `X` with these versions.
     fn find(&self, name: &str) -> Option<(&str, &Model)> {
         let plain = || {
             name.strip_suffix("-v1")
@@ -211,7 +213,7 @@ impl CpuMap {
             .map(|(name, model)| (name.as_str(), model))
     }
 
-    /// Visits a model and the models it is built on, each once, until `visit` returns false.
+    /// Visits a model and the models on which it is based, each once, until `visit` returns `false`.
     fn visit(&self, name: &str, visit: &mut dyn FnMut(&Model) -> bool) {
         let mut seen = BTreeSet::from([name]);
         let mut waiting = vec![(name, 0)];
@@ -228,7 +230,7 @@ impl CpuMap {
     }
 }
 
-/// Returns whether a `<model>` is nested in a `<model>`. Such an element names an ancestor and defines nothing.
+/// Returns whether a `<model>` is nested in a `<model>`. A nested element names an ancestor and defines no model.
 fn is_ancestor(node: Node<'_, '_>) -> bool {
     node.parent().is_some_and(|parent| parent.has_tag_name("model"))
 }

@@ -1,6 +1,6 @@
-//! The processor as reported by the cpuid instruction, x86 only.
+//! Facts about the processor from the cpuid instruction. This module is used only on x86.
 //!
-//! Every access goes through a reader, so that recorded dumps are parsed by the same code.
+//! Every access uses a reader, so that the same code parses recorded dumps.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,7 +9,7 @@ use raw_cpuid::{CpuId, CpuIdReader, CpuIdReaderNative, CpuIdResult};
 
 use crate::cpu_flags::{FLAG_REGISTERS, Register};
 
-/// Leaf with features, among them the bit that reports a hypervisor.
+/// Leaf with features, including the bit that reports a hypervisor.
 const FEATURES: u32 = 1;
 
 /// First leaf of the hypervisor's range. Its EAX is the last leaf.
@@ -55,8 +55,9 @@ pub fn facts<R: CpuIdReader>(reader: &R) -> CpuFacts {
     }
 }
 
-/// Returns a leaf, or zeros if the processor does not have it: beyond the last leaf, Intel processors repeat the last
-/// one.
+/// Returns a leaf, or zeros if the processor does not have the leaf.
+///
+/// Without this check, Intel processors return the last leaf for any leaf beyond it.
 fn leaf<R: CpuIdReader>(reader: &R, leaf: u32, subleaf: u32) -> CpuIdResult {
     let nothing = CpuIdResult {
         eax: 0,
@@ -104,9 +105,11 @@ fn features<R: CpuIdReader>(reader: &R) -> BTreeSet<&'static str> {
     found
 }
 
-/// Returns the frequency of the time stamp counter in Hz, if cpuid reports it: from the crystal (leaf 0x15), from the
-/// hypervisor, or from the base frequency (leaf 0x16). The base frequency comes last because it is rounded to MHz.
-/// The kernel trusts it only if leaf 0x15 has a ratio.
+/// Returns the frequency of the time stamp counter in Hz, if cpuid reports it.
+///
+/// The sources are, in this order, the crystal (leaf 0x15), the hypervisor, and the base frequency (leaf 0x16). The
+/// base frequency comes last because it is rounded to MHz. The kernel trusts the base frequency only if leaf 0x15 has a
+/// ratio.
 fn tsc_frequency<R: CpuIdReader>(reader: &R, cpuid: &CpuId<R>) -> Option<u64> {
     let tsc = cpuid.get_tsc_info();
     let from_crystal = tsc.as_ref().and_then(raw_cpuid::TscInfo::tsc_frequency);

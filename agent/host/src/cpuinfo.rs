@@ -1,7 +1,7 @@
-//! The processor as the kernel describes it in `/proc/cpuinfo`.
+//! Facts about the processor from the kernel's `/proc/cpuinfo`.
 //!
-//! On amd64 only the microcode is taken from this file, on other architectures everything is. The file has one block
-//! per CPU; on s390x a common block precedes them.
+//! On amd64, only the microcode is read from this file. On other architectures, all facts are. The file has one block
+//! per CPU. On s390x, a common block precedes them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,8 @@ use crate::architecture::Architecture;
 
 /// Returns the keys of the first block, each with its first value.
 ///
-/// s390x writes `processor 0: version = ...` lines into the first block. They are stored under the key before the
+/// On s390x, the first block contains lines like `processor 0: version = ...`. They are stored under the key before the
+/// colon.
 /// colon.
 pub fn first_block(text: &str) -> BTreeMap<&str, &str> {
     let mut keys = BTreeMap::new();
@@ -27,7 +28,7 @@ pub fn first_block(text: &str) -> BTreeMap<&str, &str> {
     keys
 }
 
-/// Returns the facts of a processor that has no cpuid.
+/// Returns the facts about a processor without cpuid.
 pub fn facts(text: &str, architecture: &Architecture) -> CpuFacts {
     let keys = first_block(text);
     let value = |key: &str| keys.get(key).map(|value| (*value).to_owned());
@@ -75,7 +76,7 @@ pub fn facts(text: &str, architecture: &Architecture) -> CpuFacts {
     }
 }
 
-/// Extracts a field such as `machine = 3931` from s390x's line of comma-separated fields.
+/// Extracts a field such as `machine = 3931` from a line of comma-separated fields, as s390x writes them.
 fn field(line: &str, name: &str) -> Option<String> {
     line.split(',').find_map(|part| {
         let (key, value) = part.split_once('=')?;

@@ -1,8 +1,8 @@
-//! Kills the processes that a private libvirtd left behind.
+//! Kills the processes that a private libvirtd has left behind.
 //!
-//! libvirtd runs in its own session. The processes that it daemonizes (QEMU, to query its capabilities) create
-//! sessions of their own, and this process reaps them. So every descendant of this process outside its session comes
-//! from libvirtd. Leftovers of an earlier inspection that was killed are recognised by their HOME.
+//! libvirtd runs in its own session. The processes that it daemonizes (QEMU, to query its capabilities) create their
+//! own sessions, and this process reaps them. Therefore every descendant of this process outside its session comes from
+//! libvirtd. Processes of an earlier inspection that was killed are recognised by their HOME.
 
 use std::{
     ffi::OsStr,
@@ -20,10 +20,10 @@ use nix::{
 };
 use procfs::process::{Process, Stat, all_processes};
 
-/// Interval between two checks. A killed process is gone after some microseconds.
+/// Interval between two checks. A killed process ends after some microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Returns whether a child was adopted, which means that it is not in this process's session.
+/// Returns whether a child was adopted, which means that it is not in the session of this process.
 pub(crate) fn is_adopted(child: Pid) -> bool {
     let session = |pid: Pid| {
         Process::new(pid.as_raw())
@@ -36,12 +36,12 @@ pub(crate) fn is_adopted(child: Pid) -> bool {
     }
 }
 
-/// Reaps a child if it has ended. Returns true if this call reaped it.
+/// Reaps a child if it has ended. Returns whether this call reaped it.
 pub(crate) fn reap(child: Pid) -> bool {
     matches!(waitpid(child, Some(WaitPidFlag::WNOHANG)), Ok(status) if status != WaitStatus::StillAlive)
 }
 
-/// Reaps all adopted children that have ended, except libvirtd: its exit status is collected by the keeper thread.
+/// Reaps all adopted children that have ended, except libvirtd. The keeper thread collects libvirtd's exit status.
 pub(crate) fn reap_adopted(libvirtd: Pid) {
     let own = getpid().as_raw();
     for process in in_other_sessions() {
@@ -51,15 +51,17 @@ pub(crate) fn reap_adopted(libvirtd: Pid) {
     }
 }
 
-/// Kills and reaps all descendants in other sessions, including those started meanwhile. Returns how many are left
-/// after `within` (a process that is stuck in the kernel cannot be killed).
+/// Kills and reaps all descendants in other sessions, including descendants that start in the meantime.
+///
+/// Returns the number of descendants that are left after `within`. (A process that is stuck in the kernel cannot be
+/// killed.)
 pub(crate) fn end_all(within: Duration) -> usize {
     let until = Instant::now() + within;
     loop {
         let left = in_other_sessions();
         for process in &left {
             let pid = Pid::from_raw(process.pid);
-            // It is no error if the process has ended meanwhile.
+            // It is no error if the process has ended in the meantime.
             if process.state != 'Z' && kill(pid, Signal::SIGKILL) == Err(Errno::EPERM) {
                 tracing::warn!(pid = process.pid, program = %process.comm, "a process that libvirtd left cannot be killed");
             }
@@ -95,14 +97,14 @@ pub(crate) fn end_at_home(home: &Path, within: Duration) {
             return;
         }
         for process in left {
-            // It is no error if the process has ended meanwhile.
+            // It is no error if the process has ended in the meantime.
             let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
         }
         std::thread::sleep(PAUSE);
     }
 }
 
-/// Returns the descendants of this process that are not in its session.
+/// Returns the descendants of this process that are not in the session of this process.
 fn in_other_sessions() -> Vec<Stat> {
     let own = getpid().as_raw();
     let processes: Vec<Stat> = all_processes()
@@ -126,7 +128,7 @@ fn in_other_sessions() -> Vec<Stat> {
     };
     let descends = |process: &Stat| {
         let mut pid = process.ppid;
-        // Bounded: processes that start and end while they are listed could form a cycle.
+        // The loop is limited, because processes that start and end while they are listed could form a cycle.
         for _ in 0..processes.len() {
             if pid == own {
                 return true;

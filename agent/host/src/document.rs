@@ -1,7 +1,7 @@
-//! Parsing of libvirt's XML within bounds.
+//! Parser for libvirt's XML documents, with limits.
 //!
-//! The documents come from a daemon that may be broken or, inside a guest's pod, hostile. Size, number of nodes, and
-//! the length of lists and names are limited, so the result is bounded for any input.
+//! The documents come from a daemon that may be broken or, inside a guest's pod, hostile. The size, the number of
+//! nodes, and the lengths of lists and names are limited, so the result is bounded for any input.
 
 use roxmltree::{Document, Node, ParsingOptions};
 use thiserror::Error;
@@ -18,7 +18,7 @@ pub const MAX_LIST: usize = 4096;
 /// Maximum length of a name or number in bytes. Kubernetes limits label names to 63 characters.
 pub const MAX_NAME: usize = 256;
 
-/// Why a document could not be parsed.
+/// Reason why a document could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseError {
     /// The document has more bytes than any real one.
@@ -26,7 +26,7 @@ pub enum ParseError {
     TooLarge {
         /// The kind of document.
         document: &'static str,
-        /// Its size in bytes.
+        /// Size of the document in bytes.
         bytes: usize,
     },
     /// The text is not XML, or has more nodes than any real document.
@@ -34,7 +34,7 @@ pub enum ParseError {
     NotXml {
         /// The kind of document.
         document: &'static str,
-        /// The parser's message, with the position.
+        /// Message of the parser, with the position.
         message: String,
     },
     /// The document is of another kind than expected.
@@ -42,9 +42,9 @@ pub enum ParseError {
     WrongRoot {
         /// The kind of document.
         document: &'static str,
-        /// The expected root element.
+        /// Name of the expected root element.
         expected: &'static str,
-        /// The actual root element.
+        /// Name of the actual root element.
         found: String,
     },
     /// A list is longer than any real one.
@@ -52,7 +52,7 @@ pub enum ParseError {
     TooMany {
         /// The kind of document.
         document: &'static str,
-        /// The name of the list's elements.
+        /// Name of the list's elements.
         element: &'static str,
     },
     /// A name is longer than any real one.
@@ -60,14 +60,14 @@ pub enum ParseError {
     TooLong {
         /// The kind of document.
         document: &'static str,
-        /// The element.
+        /// Name of the element.
         element: &'static str,
-        /// The length of its text in bytes.
+        /// Length of the element's text in bytes.
         bytes: usize,
     },
 }
 
-/// A document that is being parsed. Its name goes into error messages.
+/// A document that is being parsed. Error messages contain its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Reading {
     document: &'static str,
@@ -108,7 +108,7 @@ impl Reading {
         read(Self { document }, element)
     }
 
-    /// Returns the trimmed text if it is within bounds. `element` names its element in the error.
+    /// Returns the trimmed text if its length is within bounds. `element` names the element in the error.
     pub(crate) fn name(self, element: &'static str, text: &str) -> Result<String, ParseError> {
         let text = text.trim();
         if text.len() > MAX_NAME {
@@ -121,12 +121,12 @@ impl Reading {
         Ok(text.to_owned())
     }
 
-    /// Returns the text of an element; empty if it has none.
+    /// Returns the text of an element, which may be empty.
     pub(crate) fn text_of(self, element: &'static str, node: Node<'_, '_>) -> Result<String, ParseError> {
         self.name(element, node.text().unwrap_or(""))
     }
 
-    /// Returns an attribute if it is present and not blank.
+    /// Returns the value of an attribute; `None` if it is missing or blank.
     pub(crate) fn attribute(
         self,
         element: &'static str,
@@ -140,7 +140,7 @@ impl Reading {
         Ok(value.filter(|value| !value.is_empty()))
     }
 
-    /// Appends to a list within bounds.
+    /// Appends an item to a list if the length stays within bounds.
     pub(crate) fn push<T>(self, element: &'static str, list: &mut Vec<T>, item: T) -> Result<(), ParseError> {
         if list.len() >= MAX_LIST {
             return Err(self.too_many(element));
@@ -149,7 +149,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Returns the error for a list that is longer than any real one.
+    /// Returns the error for a list that is longer than any real list.
     pub(crate) fn too_many(self, element: &'static str) -> ParseError {
         ParseError::TooMany {
             document: self.document,

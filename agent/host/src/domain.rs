@@ -1,8 +1,8 @@
-//! One guest's libvirt, as the agent uses it: calls with a deadline, and events that cost nothing while idle.
+//! Access of the agent to the libvirt of one guest: calls with a deadline, and events that cost nothing while idle.
 //!
-//! The libvirt runs in the guest's pod and may hang, return wrong data or be replaced by another program. So each
-//! connection has a thread of its own and goes through a relay that this process owns. When a call is overdue, the
-//! relay closes the connection, libvirt's client gives up, and the thread becomes free.
+//! The libvirt runs in the guest's pod and may hang, return wrong data or be replaced by another program. Therefore
+//! each connection has its own thread and goes through a relay that this process owns. When a call is overdue, the
+//! relay closes the connection, libvirt's client aborts the call, and the thread becomes free.
 //!
 //! ```text
 //!  DomainHandle ──job──▶ thread ── libvirt's client ──▶ relay ──▶ libvirt-sock in the pod
@@ -10,8 +10,8 @@
 //!  DomainEvents ◀── bounded queue ◀── event loop         └ checks sizes and rates of what comes back
 //! ```
 //!
-//! A connection is opened once and ends once. Then [`DomainEvents::recv`] returns `None` and every call fails with
-//! [`CallError::Lost`]. A caller that still needs the guest connects again and reads its state again.
+//! A connection is opened once and ends once. After its end, [`DomainEvents::recv`] returns `None` and every call fails
+//! with [`CallError::Lost`]. A caller that still needs the guest connects again and reads its state again.
 
 mod c_values;
 mod call_error;
@@ -66,7 +66,7 @@ use thread::QueuedCall;
 /// Maximum number of jobs queued for the thread. A guest's task makes one call at a time.
 const WAITING: usize = 16;
 
-/// First delay before a socket that exists but is not listening is tried again. It doubles on each attempt.
+/// First delay before a socket that exists but is not listening is tried again. The delay doubles with each attempt.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Maximum retry delay.
@@ -75,13 +75,13 @@ const RETRY_AT_MOST: Duration = Duration::from_secs(5);
 /// Time limits of calls to libvirt, by kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallDeadlines {
-    /// Opening the connection.
+    /// Time limit for opening the connection.
     pub open: Duration,
-    /// A call that only reads.
+    /// Time limit of a call that only reads.
     pub read: Duration,
-    /// A call that starts, stops or changes the guest. libvirt itself gives QEMU 40 s to exit.
+    /// Time limit of a call that starts, stops or changes the guest. libvirt itself gives QEMU 40 s to exit.
     pub change: Duration,
-    /// A call to the guest agent, which may not respond at all.
+    /// Time limit of a call to the guest agent, which may not respond at all.
     pub agent: Duration,
 }
 
@@ -105,12 +105,12 @@ pub enum InitialState {
     Paused,
 }
 
-/// The method of requesting a shutdown of the guest.
+/// Method of requesting a shutdown or restart of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownBy {
-    /// Through the ACPI power button. libvirt does not know whether the guest reacts to it.
+    /// The ACPI power button. libvirt does not know whether the guest reacts to it.
     PowerButton,
-    /// Through the guest agent.
+    /// The guest agent.
     Agent,
 }
 
@@ -143,7 +143,7 @@ pub struct Screenshot {
     pub bytes: Vec<u8>,
 }
 
-/// One domain over one connection. Clones share the connection; it is closed when the last of them is dropped.
+/// One domain over one connection. Clones share the connection, which is closed when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct DomainHandle {
     domain: Arc<str>,
@@ -153,15 +153,15 @@ pub struct DomainHandle {
     origin: Origin,
 }
 
-/// Creates the calls of a connection, on the thread that will make them.
+/// Creates the calls of a connection. It runs on the thread that will execute the calls.
 type OpenCalls = dyn Fn(&Arc<EventSource>) -> Result<Box<dyn DomainCalls>, LibvirtError> + Send + Sync;
 
-/// The method of opening another connection to the same libvirt.
+/// Method of opening another connection to the same libvirt.
 #[derive(Clone)]
 enum Origin {
-    /// Through a socket in a pod's folder.
+    /// The libvirt is reached through a socket in a pod's folder.
     Pod { folder: PodFolder, socket: Arc<str> },
-    /// In this process.
+    /// The libvirt is in this process.
     Here(Arc<OpenCalls>),
 }
 
@@ -178,7 +178,7 @@ impl fmt::Debug for Origin {
     }
 }
 
-/// Closes a connection without other owners on drop, unless its call has returned. This aborts a call in progress.
+/// Closes a connection without other owners on drop, unless its call has returned. Closing aborts a call in progress.
 struct HangUp {
     connection: DomainHandle,
     has_ended: bool,
@@ -193,12 +193,13 @@ impl Drop for HangUp {
 }
 
 impl DomainHandle {
-    /// Connects to the libvirt behind `socket`, a path in the pod's folder. The domain with that name need not exist
-    /// yet. Makes one attempt.
+    /// Connects to the libvirt behind `socket`, a path in the pod's folder. Makes a single attempt.
+    ///
+    /// The domain with this name does not have to exist yet.
     ///
     /// # Errors
-    /// If the socket does not exist or is not in the folder, if no process is listening, or if libvirt does not
-    /// respond in time or refuses.
+    /// If the socket does not exist or is not in the folder, if no process is listening, or if libvirt refuses or does
+    /// not respond in time.
     pub async fn connect(
         folder: &PodFolder,
         socket: &str,
@@ -220,11 +221,13 @@ impl DomainHandle {
         .await
     }
 
-    /// Like [`Self::connect`], but waits while the socket does not exist or no process is listening, that is until
-    /// the launcher's libvirtd has been started or restarted. It has no time limit; drop the future to give up.
+    /// Connects like [`Self::connect`], but waits while the socket does not exist or no process is listening.
+    ///
+    /// The wait ends when the launcher's libvirtd has started or restarted. There is no time limit: drop the future to
+    /// stop waiting.
     ///
     /// # Errors
-    /// If the socket cannot be used, or libvirt does not respond in time or refuses.
+    /// If the socket cannot be used, or libvirt refuses or does not respond in time.
     pub async fn connect_when_open(
         folder: &PodFolder,
         socket: &str,
@@ -233,11 +236,11 @@ impl DomainHandle {
     ) -> Result<(Self, DomainEvents), CallError> {
         let mut pause = RETRY;
         loop {
-            // The watch is set up before the attempt, so that no change is missed between the two.
+            // The watch is set up before the attempt, so that no change between the two is missed.
             let way = folder.walk(socket)?;
             match Self::connect(folder, socket, domain, deadlines).await {
                 Err(error) if error.is_not_listening() => {}
-                // The old libvirtd, which is just exiting.
+                // The old libvirtd has accepted the connection while it was exiting.
                 Err(CallError::Lost {
                     reason: CloseReason::EndOfFile,
                     ..
@@ -245,8 +248,8 @@ impl DomainHandle {
                 connected => return connected,
             }
             if way.is_complete {
-                // The kernel does not report when an existing socket starts to listen. The sleep also limits the
-                // retry rate if a pod creates and removes sockets all the time.
+                // The kernel does not report when an existing socket starts to listen. The sleep also limits the retry
+                // rate if a pod creates and removes sockets continuously.
                 sleep(pause / 4).await;
                 let _ = timeout(pause, way.changed()).await;
                 pause = (pause * 2).min(RETRY_AT_MOST);
@@ -256,7 +259,7 @@ impl DomainHandle {
         }
     }
 
-    /// Opens a domain whose libvirt is created by `open`, on a thread of its own.
+    /// Opens a connection whose calls are created by `open`, on its own thread.
     pub(crate) async fn start(
         domain: &str,
         deadlines: CallDeadlines,
@@ -282,7 +285,7 @@ impl DomainHandle {
         }
     }
 
-    /// Opens another connection for a call, which is closed with it.
+    /// Opens another connection for a single call. The connection is closed with the call.
     async fn own_connection(&self) -> Result<HangUp, CallError> {
         let (connection, _) = self.another().await?;
         Ok(HangUp {
@@ -334,7 +337,7 @@ impl DomainHandle {
     /// Defines the domain or changes its definition. libvirt validates the document against its schema.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::Refused`] describes the error in the document.
+    /// Any [`CallError`]; [`CallError::Refused`] describes the error in the document.
     pub async fn define(&self, xml: &str) -> Result<(), CallError> {
         let xml = xml.to_owned();
         self.call("defining the domain", self.deadlines.change, move |calls| {
@@ -346,7 +349,7 @@ impl DomainHandle {
     /// Starts the guest of the defined domain.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn create(&self, start: InitialState) -> Result<(), CallError> {
         self.call("starting the guest", self.deadlines.change, move |calls| {
             calls.create(start)
@@ -357,7 +360,7 @@ impl DomainHandle {
     /// Returns the state of the domain.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
+    /// Any [`CallError`]; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn state(&self) -> Result<DomainState, CallError> {
         self.call("reading the domain's state", self.deadlines.read, |calls| calls.state())
             .await
@@ -366,7 +369,7 @@ impl DomainHandle {
     /// Returns the XML of the running guest as libvirt expanded it: the CPU with every feature, aliases, addresses.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn live_xml(&self) -> Result<String, CallError> {
         self.call("reading the domain's live XML", self.deadlines.read, |calls| {
             calls.xml(XmlDocument::Live)
@@ -377,7 +380,7 @@ impl DomainHandle {
     /// Returns the XML that the next start of the domain would use.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn inactive_xml(&self) -> Result<String, CallError> {
         self.call("reading the domain's definition", self.deadlines.read, |calls| {
             calls.xml(XmlDocument::Inactive)
@@ -388,7 +391,7 @@ impl DomainHandle {
     /// Kills the guest at once.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn destroy(&self) -> Result<(), CallError> {
         self.call("ending the guest", self.deadlines.change, |calls| calls.destroy())
             .await
@@ -409,11 +412,12 @@ impl DomainHandle {
         .await
     }
 
-    /// Requests that the guest's operating system restarts; its QEMU stays. If the power button is used and the guest
-    /// does not react to it, nothing happens.
+    /// Requests that the guest's operating system restarts, without a new QEMU.
+    ///
+    /// If the power button is used and the guest does not react to it, nothing happens.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentUnresponsive`] if the agent is used and does not respond.
+    /// Any [`CallError`]; [`CallError::AgentUnresponsive`] if the agent is used and does not respond.
     pub async fn reboot(&self, by: ShutdownBy) -> Result<(), CallError> {
         let within = match by {
             ShutdownBy::PowerButton => self.deadlines.change,
@@ -425,10 +429,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Restarts the guest's virtual machine at once; its QEMU stays.
+    /// Restarts the guest's virtual machine at once, without a new QEMU.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn reset(&self) -> Result<(), CallError> {
         self.call("resetting the guest", self.deadlines.change, |calls| calls.reset())
             .await
@@ -437,7 +441,7 @@ impl DomainHandle {
     /// Pauses the guest.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn suspend(&self) -> Result<(), CallError> {
         self.call("pausing the guest", self.deadlines.change, |calls| calls.suspend())
             .await
@@ -446,17 +450,18 @@ impl DomainHandle {
     /// Resumes the guest.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn resume(&self) -> Result<(), CallError> {
         self.call("resuming the guest", self.deadlines.change, |calls| calls.resume())
             .await
     }
 
-    /// Removes the definition and everything libvirt stores with it. A running guest continues, and the domain
-    /// disappears when it stops.
+    /// Removes the definition of the domain and all data that libvirt stores with it.
+    ///
+    /// A running guest continues, and the domain disappears when the guest stops.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn undefine(&self) -> Result<(), CallError> {
         self.call("undefining the domain", self.deadlines.change, |calls| calls.undefine())
             .await
@@ -465,16 +470,16 @@ impl DomainHandle {
     /// Returns the names of all domains of this libvirt, defined or running.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn names(&self) -> Result<Vec<String>, CallError> {
         self.call("listing the domains", self.deadlines.read, |calls| calls.names())
             .await
     }
 
-    /// Returns the guest agent's information about the guest, as far as it has any.
+    /// Returns the guest agent's information about the guest, as far as the agent provides it.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentUnresponsive`] if there is no agent or it does not respond.
+    /// Any [`CallError`]; [`CallError::AgentUnresponsive`] if the guest has no agent or the agent does not respond.
     pub async fn guest_info(&self) -> Result<GuestInfo, CallError> {
         let parameters = self
             .call("calling the guest agent", self.deadlines.agent, |calls| {
@@ -484,13 +489,14 @@ impl DomainHandle {
         Ok(GuestInfo::from_parameters(&parameters))
     }
 
-    /// Sends commands to the guest agent, one after the other, over a connection of its own: an agent that does not respond
-    /// delays no other call. Returns the reply to each. The commands after one to which the agent does not respond at all
-    /// are not sent.
+    /// Sends commands to the guest agent, one after the other. Returns the reply to each command.
+    ///
+    /// The commands use their own connection, so that an agent that does not respond delays no other call. If the agent
+    /// does not respond to a command at all, the following commands are not sent.
     ///
     /// # Errors
-    /// As for all calls, if the connection cannot be opened or breaks; [`CallError::AgentUnresponsive`] if there is no agent or
-    /// it responds to none.
+    /// Any [`CallError`] if the connection cannot be opened or breaks; [`CallError::AgentUnresponsive`] if the guest
+    /// has no agent or the agent does not respond to the first command.
     pub async fn agent_commands(&self, commands: &[String]) -> Result<Vec<Result<String, CallError>>, CallError> {
         let own = self.own_connection().await?;
         let mut replies = Vec::new();
@@ -511,7 +517,7 @@ impl DomainHandle {
     /// Sends a command to the guest agent as JSON, and returns its reply.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentUnresponsive`] if there is no agent or it does not respond.
+    /// Any [`CallError`]; [`CallError::AgentUnresponsive`] if the guest has no agent or the agent does not respond.
     pub async fn agent_command(&self, command: &str) -> Result<String, CallError> {
         let command = command.to_owned();
         self.call(
@@ -522,10 +528,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Has the guest agent freeze the guest's file systems.
+    /// Requests the guest agent to freeze the guest's file systems.
     ///
     /// # Errors
-    /// As for all calls; they may be frozen nevertheless.
+    /// Any [`CallError`]. The file systems may be frozen despite the error.
     pub async fn freeze(&self) -> Result<(), CallError> {
         self.call("freezing the guest's file systems", self.deadlines.agent, |calls| {
             calls.freeze()
@@ -533,10 +539,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Has the guest agent thaw the guest's file systems.
+    /// Requests the guest agent to thaw the guest's file systems.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn thaw(&self) -> Result<(), CallError> {
         self.call("thawing the guest's file systems", self.deadlines.agent, |calls| {
             calls.thaw()
@@ -544,10 +550,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Returns a picture of the guest's first display, over a connection of its own.
+    /// Returns a picture of the guest's first display. The call uses its own connection.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn screenshot(&self) -> Result<Screenshot, CallError> {
         let own = self.own_connection().await?;
         let call = "taking a picture of the guest's display";
@@ -559,7 +565,7 @@ impl DomainHandle {
     /// Returns the sizes of a disk, identified by its target (`vda`) or the path of its source.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn block_info(&self, disk: &str) -> Result<BlockInfo, CallError> {
         let disk = disk.to_owned();
         self.call("reading a disk's sizes", self.deadlines.read, move |calls| {
@@ -571,22 +577,23 @@ impl DomainHandle {
     /// Returns the versions of libvirt and QEMU.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn versions(&self) -> Result<PodVersions, CallError> {
         self.call("reading the versions", self.deadlines.read, |calls| calls.versions())
             .await
     }
 
-    /// Migrates the guest to another libvirt and returns when the migration has ended, successfully or not, even if
-    /// it takes hours. The module of [`Migration`] documents what each result means. The call uses its own
-    /// connection, so other calls can be made meanwhile. It has no time limit, but ends if libvirtd responds to no
-    /// keep-alives for two minutes.
+    /// Migrates the guest to another libvirt, and returns when the migration has ended, successfully or not.
     ///
-    /// Dropping the future closes that connection; a migration that has begun continues. See [`Self::abort_job`].
+    /// The module of [`Migration`] documents the meaning of each result. The call may take hours. It uses its own
+    /// connection, so other calls are possible in the meantime. The call has no time limit, but ends if libvirtd does
+    /// not respond to keep-alives for two minutes.
+    ///
+    /// Dropping the future closes that connection. A migration that has started continues. See [`Self::abort_job`].
     ///
     /// # Errors
-    /// If [`CallError::is_reply`] is true, libvirt has not begun or has given up, and the error contains the reason.
-    /// For all other errors the state of the migration is unknown, and it may still be running.
+    /// If [`CallError::is_reply`] is true, libvirt has not started the migration or has aborted it, and the error
+    /// contains the reason. For all other errors, the state of the migration is unknown, and it may still be running.
     pub async fn migrate(&self, migration: Migration) -> Result<(), CallError> {
         const CALL: &str = "migrating the guest";
         let mut own = self.own_connection().await?;
@@ -598,12 +605,13 @@ impl DomainHandle {
         ended?.map_err(CallError::from_refusal)
     }
 
-    /// Aborts the job that libvirt runs on the domain: an outgoing migration is cancelled, and the guest continues
-    /// here. Afterwards [`Self::migrate`] fails and [`Self::job`] returns `None`. There is an event only if the guest
-    /// was already paused.
+    /// Aborts the job that libvirt runs on the domain.
+    ///
+    /// An outgoing migration is cancelled, and the guest continues on this host. Afterwards, [`Self::migrate`] fails
+    /// and [`Self::job`] returns `None`. libvirt emits an event only if the guest was already paused.
     ///
     /// # Errors
-    /// As for all calls; it is refused if there is no job, for an incoming migration, and in post-copy.
+    /// Any [`CallError`]. libvirt refuses the call if there is no job, for an incoming migration, and in post-copy.
     pub async fn abort_job(&self) -> Result<(), CallError> {
         self.call("ending the domain's job", self.deadlines.change, |calls| {
             calls.abort_job()
@@ -611,11 +619,12 @@ impl DomainHandle {
         .await
     }
 
-    /// Returns the job that libvirt runs on the domain, if there is one. For an incoming migration libvirt reports
-    /// only that it exists.
+    /// Returns the job that libvirt runs on the domain, if there is one.
+    ///
+    /// For an incoming migration, libvirt reports only that the job exists.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
+    /// Any [`CallError`]; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn job(&self) -> Result<Option<JobInfo>, CallError> {
         self.call("reading the domain's job", self.deadlines.read, |calls| {
             calls.job(WhichJob::Current)
@@ -623,11 +632,13 @@ impl DomainHandle {
         .await
     }
 
-    /// Returns the last job of the domain that completed successfully. libvirtd keeps it until the next job begins or
-    /// until libvirtd exits. After post-copy the target's libvirtd has none.
+    /// Returns the last job of the domain that completed successfully.
+    ///
+    /// libvirtd keeps it until the next job begins or until libvirtd exits. After post-copy, the target's libvirtd has
+    /// no completed job.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn completed_job(&self) -> Result<Option<JobInfo>, CallError> {
         self.call("reading the domain's completed job", self.deadlines.read, |calls| {
             calls.job(WhichJob::Completed)
@@ -635,10 +646,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Returns the maximum downtime of a migration in milliseconds, as QEMU has it now.
+    /// Returns QEMU's current maximum downtime of a migration, in milliseconds.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn max_downtime(&self) -> Result<u64, CallError> {
         self.call(
             "reading the limit of a migration's downtime",
@@ -648,10 +659,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Sets the maximum downtime of a migration in milliseconds. Can be called before and during a migration.
+    /// Sets the maximum downtime of a migration in milliseconds. The call is possible before and during a migration.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn set_max_downtime(&self, milliseconds: u64) -> Result<(), CallError> {
         self.call("limiting a migration's downtime", self.deadlines.change, move |calls| {
             calls.set_max_downtime(milliseconds)
@@ -659,11 +670,11 @@ impl DomainHandle {
         .await
     }
 
-    /// Sets the maximum bandwidth of a migration in MiB/s; 0 means no limit. Can be called before and during a
+    /// Sets the maximum bandwidth of a migration in MiB/s; 0 means no limit. The call is possible before and during a
     /// migration.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn set_bandwidth(&self, mebibytes: u64) -> Result<(), CallError> {
         self.call(
             "limiting a migration's bandwidth",
@@ -673,10 +684,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Switches the guest to its target before all of its memory is there. This cannot be undone.
+    /// Switches the guest to its target before all of its memory has arrived. The switch cannot be undone.
     ///
     /// # Errors
-    /// As for all calls; it is refused if no migration that allows post-copy is running.
+    /// Any [`CallError`]. libvirt refuses the call if no migration that allows post-copy is running.
     pub async fn start_post_copy(&self) -> Result<(), CallError> {
         self.call("switching to post-copy", self.deadlines.change, |calls| {
             calls.start_post_copy()
@@ -684,10 +695,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Compares a CPU, given as a complete `<cpu>` element, with what a guest can have on this host.
+    /// Compares a CPU, given as a complete `<cpu>` element, with the CPU that a guest can have on this host.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::Refused`] if libvirt does not know the model, a feature or the
+    /// Any [`CallError`]; [`CallError::Refused`] if libvirt does not know the model, a feature or the
     /// emulator.
     pub async fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, CallError> {
         let cpu = cpu.to_owned();
@@ -697,9 +708,10 @@ impl DomainHandle {
         .await
     }
 
-    /// Runs a call on the thread. The deadline starts when the thread begins the call. The relay enforces it even if
-    /// the caller no longer waits for the result. The additional time limit here covers a client that does not notice
-    /// that the relay closed the connection.
+    /// Runs a call on the thread. The deadline starts when the thread begins the call.
+    ///
+    /// The relay enforces the deadline even if the caller no longer waits for the result. The additional time limit of
+    /// this function covers a client that does not notice that the relay has closed the connection.
     async fn call<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -710,7 +722,7 @@ impl DomainHandle {
         self.settled(call, within, timeout(within + MARGIN, response).await)
     }
 
-    /// Like [`Self::call`], but without a time limit.
+    /// Runs a call like [`Self::call`], but without a time limit.
     async fn call_without_limit<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -736,7 +748,7 @@ impl DomainHandle {
         Ok(response)
     }
 
-    /// Converts the result of a call, or the lack of one, into the value or a [`CallError`].
+    /// Converts the result of a call, or its absence, to the value or a [`CallError`].
     fn settled<T>(
         &self,
         call: &'static str,

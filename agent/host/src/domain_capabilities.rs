@@ -1,7 +1,7 @@
-//! libvirt's domain capabilities: what a guest with a given virt type and machine type can have.
+//! libvirt's domain capabilities, which describe the possible guests of a virt type and machine type.
 //!
-//! The format is that of libvirt's `formatdomaincaps`. The rules are those of KubeVirt's node-labeller, plus data
-//! that it ignores: aliases, vendors, deprecation, blockers.
+//! The format is the output of libvirt's `formatdomaincaps`. The rules follow KubeVirt's node-labeller. This module
+//! also reads data that the node-labeller ignores: aliases, vendors, deprecation, blockers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,15 +20,16 @@ pub struct DomainCapabilities {
     pub emulator: String,
     /// Vendor of the host model, or the architecture's default; may be empty.
     pub vendor: String,
-    /// The expansion of `host-model`, where it exists.
+    /// Expansion of `host-model`, if the mode exists.
     pub host_model: Option<HostModel>,
-    /// The host model as a `<cpu>` element, the input of a baseline. Present only if libvirt marks the mode as
+    /// Host model as a `<cpu>` element, which is the input of a baseline. Present only if libvirt marks the mode as
     /// supported.
     pub host_model_cpu: Option<String>,
     /// Maximum number of physical address bits of a guest with the host model.
     pub physical_address_bits: Option<u32>,
-    /// Whether `host-passthrough` can leave out features that cannot be migrated (`migratable='on'`). `None` where
-    /// the mode is not supported, and for a libvirt that does not report it (before 6.7).
+    /// Whether `host-passthrough` can exclude features that cannot be migrated (`migratable='on'`).
+    ///
+    /// `None` if the mode is not supported, or if libvirt does not report it (before 6.7).
     pub host_passthrough_migratable: Option<bool>,
     /// All models, without duplicate names.
     pub models: Vec<CpuModel>,
@@ -37,8 +38,9 @@ pub struct DomainCapabilities {
 }
 
 impl DomainCapabilities {
-    /// Returns whether a guest can have any named model at all. On some architectures libvirt cannot determine this;
-    /// an unknown model counts as usable.
+    /// Returns whether a guest can have any named model.
+    ///
+    /// On some architectures, libvirt cannot determine whether a model is usable. Such a model counts as usable.
     pub fn has_usable_model(&self) -> bool {
         self.models.iter().any(|model| model.usable != Usable::No)
     }
@@ -47,7 +49,7 @@ impl DomainCapabilities {
 /// Parses domain capabilities.
 ///
 /// # Errors
-/// If the text is not such a document or exceeds the bounds.
+/// If the text is not a domain capabilities document or exceeds the bounds.
 pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabilities, ParseError> {
     Reading::parse(
         "the domain capabilities",
@@ -59,7 +61,7 @@ pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabiliti
                 ..Default::default()
             };
             if let Some(path) = child(root, "path") {
-                // Not read as a name: a path may be long, and an error would be out of proportion.
+                // The path is not limited like a name: it may be long, and an error would be out of proportion.
                 found.emulator = path.text().unwrap_or("").chars().take(4096).collect();
             }
             let cpu = child(root, "cpu");
@@ -86,8 +88,10 @@ pub fn parse(text: &str, architecture: &Architecture) -> Result<DomainCapabiliti
     )
 }
 
-/// Reads the mode `host-model`. If there is more than one `<model>`, the first one counts. A mode without `<model>`,
-/// which libvirt writes where it does not support the mode, is not an error: there is no host model then.
+/// Reads the mode `host-model`. If there is more than one `<model>`, the first is used.
+///
+/// A mode without `<model>` is not an error: libvirt writes it if it does not support the mode, and there is no host
+/// model.
 fn host_model(
     reading: Reading,
     mode: Node<'_, '_>,
@@ -120,7 +124,7 @@ fn host_model(
         }
     }
     if let Some(bits) = child(mode, "maxphysaddr") {
-        // `limit` in the mode `passthrough`, `bits` in the mode `emulate`.
+        // The attribute is `limit` in the mode `passthrough`, and `bits` in the mode `emulate`.
         let limit = reading.attribute("maxphysaddr", bits, "limit")?;
         let exact = reading.attribute("maxphysaddr", bits, "bits")?;
         found.physical_address_bits = limit.or(exact).and_then(|bits| bits.parse().ok());
@@ -137,22 +141,24 @@ fn host_model(
     Ok(())
 }
 
-/// Returns whether the enum of the mode `host-passthrough` contains `on`. On arm64 and s390x QEMU has no such switch,
-/// and libvirt refuses every value but `off`.
+/// Returns whether the enum of the mode `host-passthrough` contains `on`.
+///
+/// On arm64 and s390x, QEMU has no switch for this, and libvirt refuses every value except `off`.
 fn migratable(mode: Node<'_, '_>) -> Option<bool> {
     let mut enums = children(mode, "enum");
     let offered = enums.find(|node| node.attribute("name") == Some("hostPassthroughMigratable"))?;
     Some(children(offered, "value").any(|value| value.text().map(str::trim) == Some("on")))
 }
 
-/// Converts the mode to the `<cpu>` element that libvirt's baseline call takes, as virsh does with domain
-/// capabilities. libvirt writes no namespaces, so the text can be cut out.
+/// Converts the mode to the `<cpu>` element that libvirt's baseline call takes.
+///
+/// virsh does the same with domain capabilities. libvirt writes no namespaces, so the text can be cut out.
 fn as_cpu(mode: Node<'_, '_>, text: &str) -> String {
     let content: String = mode.children().filter_map(|child| text.get(child.range())).collect();
     format!("<cpu>{content}</cpu>")
 }
 
-/// Reads the models of a mode. A model without `usable` (as in `host-model`) does not belong to the list.
+/// Reads the models of a mode. A model without `usable` (as in `host-model`) is not part of the list.
 fn models(reading: Reading, mode: Node<'_, '_>, models: &mut Vec<CpuModel>) -> Result<(), ParseError> {
     let mut seen: BTreeSet<String> = models.iter().map(|model| model.name.clone()).collect();
     for model in children(mode, "model") {
@@ -203,7 +209,7 @@ fn read_blockers(
     Ok(())
 }
 
-/// Reads SEV, SEV-ES, SEV-SNP, TDX and Secure Execution. SNP counts only where ES guests can run.
+/// Reads SEV, SEV-ES, SEV-SNP, TDX and Secure Execution. SNP counts only if ES guests can run.
 fn confidential(reading: Reading, features: Node<'_, '_>) -> Result<ConfidentialFacts, ParseError> {
     let supported = |name: &str| child(features, name).filter(|node| node.attribute("supported") == Some("yes"));
     let sev = match supported("sev") {
@@ -228,7 +234,7 @@ fn confidential(reading: Reading, features: Node<'_, '_>) -> Result<Confidential
     })
 }
 
-/// Reads a number from a child element; 0 if it is absent or not a number.
+/// Reads a number from a child element; 0 if the element is missing or not a number.
 fn number(reading: Reading, node: Node<'_, '_>, name: &'static str) -> Result<u32, ParseError> {
     let text = child(node, name).map(|node| reading.text_of(name, node)).transpose()?;
     Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))

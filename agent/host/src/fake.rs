@@ -1,8 +1,8 @@
-//! Nodes for the tests of other crates: facts as the inspection would report them, and in [`fake_guest`] libvirts that run
-//! guests.
+//! Nodes for the tests of other crates: facts as an inspection would report them, and libvirts with guests in
+//! [`fake_guest`].
 //!
-//! All but the Skylake node are parsed from recordings by the parsers of this crate, so that decisions are tested on
-//! real output of libvirt.
+//! All nodes except the Skylake node are parsed from recordings by the parsers of this crate, so that decisions are
+//! tested with real output of libvirt.
 
 pub mod fake_guest;
 pub mod fake_migration;

@@ -1,7 +1,7 @@
-//! A fingerprint of everything that the inspection's results depend on, taken with a few reads.
+//! Fingerprint of all inputs of an inspection. Taking it needs only a few reads.
 //!
-//! If a part changes, the machine has to be inspected again: late microcode, a module loaded with other parameters,
-//! an upgrade of QEMU or libvirt, a /dev/kvm that appears.
+//! If a part changes, the machine must be inspected again. Examples are late microcode, a module that was loaded with
+//! other parameters, an upgrade of QEMU or libvirt, and a /dev/kvm that appears.
 
 use std::{
     collections::BTreeMap,
@@ -15,17 +15,17 @@ use nix::sys::stat::{major, minor};
 
 use crate::{architecture::Architecture, inspection, kernel, roots::Roots};
 
-/// Version of the inspected facts and of their parsing. A higher version makes an updated agent inspect again.
+/// Version of the inspected facts and of their parsing. After an update to a higher version, an agent inspects again.
 pub const FACTS_FORMAT: u32 = 2;
 
 /// Programs and files that the inspection uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Programs {
-    /// libvirtd; `None` where there is none or this process may not access it.
+    /// Path of libvirtd; `None` if it does not exist or this process must not access it.
     pub libvirtd: Option<PathBuf>,
-    /// QEMU for the native architecture.
+    /// Path of QEMU for the native architecture.
     pub qemu: Option<PathBuf>,
-    /// libvirt's CPU map.
+    /// Path of libvirt's CPU map.
     pub cpu_map: Option<PathBuf>,
 }
 
@@ -81,7 +81,7 @@ fn device(path: &Path) -> String {
     }
 }
 
-/// Formats size and modification time of a file or folder. The name is left out, because the path is a setting.
+/// Formats the size and modification time of a file or folder. The name is omitted, because the path is a setting.
 fn file(path: Option<&Path>) -> String {
     let describe =
         |metadata: Metadata| format!("{}@{}.{:09}", metadata.size(), metadata.mtime(), metadata.mtime_nsec());

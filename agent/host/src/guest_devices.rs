@@ -1,9 +1,9 @@
 //! Device nodes for guests' pods.
 //!
 //! The container runtime creates a pod's device node as a copy of the host's node, with the same mode and owner. The
-//! host's nodes belong to root and to a group whose number differs between distributions, so a pod of an ordinary
-//! user could not open them. Therefore the agent keeps nodes of its own that any user may open, in a folder that only
-//! root can enter. The host's nodes stay as they are.
+//! host's nodes belong to root and to a group whose number differs between distributions, so a pod of an ordinary user
+//! could not open them. Therefore the agent maintains its own nodes that any user may open, in a folder that only root
+//! can enter. The host's nodes are not changed.
 
 use std::{
     fs::{self, DirBuilder, Permissions},
@@ -14,8 +14,9 @@ use std::{
 
 use nix::sys::stat::{Mode, SFlag, mknod};
 
-/// Creates a node in `folder` for the same device as `device` that any user may open, and returns its path. Creates
-/// the folder if it does not exist; leaves a correct node unchanged.
+/// Creates a node in `folder` for the same device as `device` that any user may open, and returns its path.
+///
+/// The folder is created if it does not exist. A correct node is left unchanged.
 ///
 /// # Errors
 /// If the device does not exist, or the node cannot be created.
@@ -38,7 +39,7 @@ pub fn open_to_all(folder: &Path, device: &Path) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => fs::set_permissions(folder, Permissions::from_mode(0o700))?,
     }
-    // Created under another name and then renamed, because a pod may be about to get the node.
+    // The node is created under another name and then renamed, because a pod may be about to get the node.
     let mut fresh = name.to_owned();
     fresh.push(".new");
     let fresh = folder.join(fresh);

@@ -1,21 +1,22 @@
-//! The Hyper-V enlightenments that KVM can provide to guests.
+//! Hyper-V enlightenments that KVM can provide to guests.
 //!
-//! The table is that of KubeVirt's node-labeller. An enlightenment is available if KVM has its extension, or, if no
-//! extension exists for it, if KVM lists its model specific register. Where both exist the extension alone decides.
+//! The table is the table of KubeVirt's node-labeller. An enlightenment is available if KVM has its extension or, if it
+//! has no extension, if KVM lists its model specific register. If both exist, only the extension counts.
 
 use std::collections::BTreeSet;
 
-/// The sign by which an enlightenment is detected.
+/// Indication by which an enlightenment is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnlightenmentSign {
     /// `KVM_CHECK_EXTENSION` with this number returns a positive value.
     Extension(u32),
-    /// This register is in KVM's list.
+    /// This register is in the list of KVM's registers.
     Register(u32),
 }
 
-/// Enlightenments by KubeVirt's names. The numbers are those of the kernel's `kvm.h` and of Microsoft's hypervisor
-/// specification.
+/// Enlightenments by KubeVirt's names.
+///
+/// The numbers are defined in the kernel's `kvm.h` and in Microsoft's hypervisor specification.
 pub const ENLIGHTENMENTS: [(&str, EnlightenmentSign); 12] = [
     ("base", EnlightenmentSign::Extension(44)),
     ("time", EnlightenmentSign::Extension(96)),
@@ -39,7 +40,7 @@ pub fn extensions() -> impl Iterator<Item = u32> {
     })
 }
 
-/// Returns the names of the enlightenments, sorted, given KVM's extensions and its listed registers.
+/// Returns the sorted names of the enlightenments, given KVM's extensions and its listed registers.
 pub fn enlightenments(extensions: &BTreeSet<u32>, registers: &BTreeSet<u32>) -> Vec<String> {
     let mut names: Vec<String> = ENLIGHTENMENTS
         .iter()
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn registers_do_not_stand_in_for_extensions() {
-        // Registers of vpindex, synic and the reference time.
+        // The registers belong to vpindex, synic and the reference time.
         let registers = BTreeSet::from([0x4000_0002, 0x4000_0080, 0x4000_0020]);
         assert!(enlightenments(&BTreeSet::new(), &registers).is_empty());
     }

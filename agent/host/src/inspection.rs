@@ -1,4 +1,4 @@
-//! The inspection of the machine, which collects the facts for labels and decisions.
+//! Inspection of the machine, which collects the facts for labels and decisions.
 //!
 //! ```text
 //!  cpuid, /proc, /sys, /dev/kvm ──► facts that are always available
@@ -6,12 +6,12 @@
 //! ```
 //!
 //! # Assumptions
-//! [`inspect`] runs in a process of its own that ends soon after it. It makes the process a subreaper, and a libvirt
-//! call that hangs leaves a stuck thread behind.
+//! [`inspect`] runs in its own process, which ends soon after the inspection. The function makes the process a
+//! subreaper, and leaves a stuck thread behind if a libvirt call hangs.
 //!
 //! # Guarantees
-//! It returns soon after the deadline, whatever libvirt does. By then a private libvirtd and all its child processes
-//! have ended. It never panics because of the data it receives.
+//! [`inspect`] returns soon after the deadline, whatever libvirt does. By then, a private libvirtd and all its child
+//! processes have ended. The function never panics because of the data it receives.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,38 +33,38 @@ use crate::{
     roots::Roots,
 };
 
-/// If libvirtd ends within this time after its connection broke, its end is considered the cause.
+/// If libvirtd ends within this time after its connection broke, its end counts as the cause.
 const CRASH: Duration = Duration::from_millis(300);
 
-/// The libvirt to query.
+/// Source of libvirt's facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LibvirtSource {
-    /// A libvirtd that is started for this inspection.
+    /// libvirtd is started for this inspection.
     Private {
-        /// libvirtd, by its path or by its name in the usual folders.
+        /// Path of libvirtd, or its name in the usual folders.
         libvirtd: PathBuf,
     },
-    /// A running libvirtd.
+    /// URI of a running libvirtd.
     Uri(String),
 }
 
 /// Options of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InspectionOptions {
-    /// The libvirt to query.
+    /// Source of libvirt's facts.
     pub libvirt: LibvirtSource,
     /// Time limit for the whole inspection.
     pub deadline: Duration,
     /// Time limit for a private libvirtd to open its socket.
     pub start_within: Duration,
-    /// Parent folder for a private libvirtd's own folder. Its user must be able to enter it.
+    /// Parent of the private libvirtd's own folder. Its user must be able to enter the parent.
     pub scratch: PathBuf,
-    /// Where to store the QEMU capabilities that a private libvirtd has probed, for the libvirtds of guests; `None`
-    /// to discard them.
+    /// Folder for the QEMU capabilities that a private libvirtd has probed, for the libvirtds of guests; `None`
+    /// discards them.
     pub capabilities: Option<PathBuf>,
-    /// Where the kernel's files are.
+    /// Location of the kernel's files.
     pub roots: Roots,
-    /// Overrides the machine's architecture in tests.
+    /// Architecture that replaces the machine's architecture in tests.
     pub architecture: Option<Architecture>,
 }
 
@@ -87,9 +87,9 @@ impl Default for InspectionOptions {
 /// The result of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InspectionReport {
-    /// The known facts. Complete if there is no problem.
+    /// Known facts. They are complete if there is no problem.
     pub facts: NodeFacts,
-    /// Why libvirt's part is missing or incomplete, if it is.
+    /// Reason why libvirt's facts are missing or incomplete, if they are.
     pub problem: Option<HostProblem>,
     /// Duration of the inspection.
     pub took: Duration,
@@ -158,7 +158,7 @@ pub fn machine_facts(roots: &Roots, architecture: &Architecture) -> NodeFacts {
     }
 }
 
-/// Returns the processor's facts: from cpuid for amd64 on an x86 machine, otherwise from the kernel.
+/// Returns the facts about the processor. They come from cpuid for amd64 on an x86 machine, otherwise from the kernel.
 pub(crate) fn processor(roots: &Roots, architecture: &Architecture) -> CpuFacts {
     #[cfg(target_arch = "x86_64")]
     if *architecture == Architecture::Amd64 {
@@ -167,11 +167,11 @@ pub(crate) fn processor(roots: &Roots, architecture: &Architecture) -> CpuFacts 
     cpuinfo::facts(&roots.proc_text("cpuinfo").unwrap_or_default(), architecture)
 }
 
-/// The deadline has passed.
+/// Error: the deadline has passed.
 #[derive(Clone, Copy, Debug)]
 struct TimedOut;
 
-/// The parameters of the queries to libvirt.
+/// Parameters of the queries to libvirt.
 #[derive(Clone, Debug)]
 struct QueryParameters {
     architecture: Architecture,
@@ -180,7 +180,7 @@ struct QueryParameters {
 }
 
 impl QueryParameters {
-    /// Queries libvirt on a separate thread, which is left behind if libvirt hangs.
+    /// Queries libvirt on a separate thread. The thread is left behind if libvirt hangs.
     fn probe(&self, uri: &str, until: Instant) -> Result<ProbeResult, TimedOut> {
         let (sender, receiver) = mpsc::channel();
         let (question, uri) = (self.clone(), uri.to_owned());
@@ -196,7 +196,7 @@ impl QueryParameters {
                 }
                 Err(error) => HostProblem::new(ProblemReason::LibvirtConnectFailed, error.to_string()).into(),
             };
-            // There is no receiver if the deadline has passed.
+            // The receiver was dropped if the deadline has passed.
             let _ = sender.send(probed);
         });
         if let Err(error) = thread {
@@ -237,12 +237,12 @@ fn query_private_libvirtd(
     if let Some(folder) = options.capabilities.as_ref().filter(|_| probed.problem.is_none())
         && let Err(error) = daemon.keep_capabilities(folder)
     {
-        // The libvirts of guests then probe QEMU themselves.
+        // After a failure, the libvirts of guests probe QEMU themselves.
         tracing::warn!(folder = %folder.display(), %error, "libvirt's cache of QEMU capabilities cannot be stored");
     }
     Ok(match &probed.problem {
-        // The connection broke because libvirtd crashed. Results received before that are dropped, because they may
-        // be incomplete without any sign of it.
+        // The connection broke because libvirtd crashed. Earlier results are dropped, because they may be incomplete
+        // without an indication of this.
         Some(problem) if problem.kind() == ProblemReason::LibvirtConnectFailed => match daemon.end_within(CRASH) {
             Some(end) => {
                 let message = format!("libvirtd ended during the inspection: {end}");

@@ -1,19 +1,19 @@
-//! Facts from the kernel: its release, the microcode, online CPUs, KVM's module parameters.
+//! Facts from the kernel: its release, the microcode, online CPUs, and KVM's module parameters.
 
 use std::{collections::BTreeMap, fs};
 
 use crate::{cpuinfo, roots::Roots};
 
-/// Maximum number of parameters, and below the maximum length of a value in bytes.
+/// Maximum number of parameters. The next constant is the maximum length of a value in bytes.
 const MAX_PARAMETERS: usize = 256;
 const MAX_VALUE: usize = 256;
 
-/// Returns the release of the running kernel; empty if /proc does not have it.
+/// Returns the release of the running kernel; empty if /proc does not contain it.
 pub fn release(roots: &Roots) -> String {
     roots.proc_text("sys/kernel/osrelease").unwrap_or_default()
 }
 
-/// Returns the microcode revision of the first CPU as the kernel prints it.
+/// Returns the microcode revision of the first CPU, as the kernel prints it.
 pub fn microcode(roots: &Roots) -> Option<String> {
     let text = roots.proc_text("cpuinfo")?;
     cpuinfo::first_block(&text)
@@ -40,8 +40,7 @@ pub fn real_time(roots: &Roots) -> bool {
     roots.proc_text("sys/kernel/sched_rt_runtime_us").as_deref() == Some("-1")
 }
 
-/// Returns the names of the loaded modules `kvm` and `kvm_*`, sorted. A built-in module is listed if it has
-/// parameters.
+/// Returns the sorted names of the loaded modules `kvm` and `kvm_*`. A built-in module is listed if it has parameters.
 pub fn kvm_modules(roots: &Roots) -> Vec<String> {
     let mut modules: Vec<String> = fs::read_dir(roots.sys.join("module"))
         .into_iter()
@@ -55,7 +54,7 @@ pub fn kvm_modules(roots: &Roots) -> Vec<String> {
     modules
 }
 
-/// Returns the parameters of KVM's modules, `module.parameter` to value. Unreadable parameters are left out.
+/// Returns the parameters of KVM's modules, as `module.parameter` to value. Unreadable parameters are omitted.
 pub fn kvm_parameters(roots: &Roots) -> BTreeMap<String, String> {
     let mut parameters = BTreeMap::new();
     for module in kvm_modules(roots) {

@@ -1,4 +1,4 @@
-//! Whether KVM can be used on this machine, and if not, why.
+//! Determines whether KVM can be used on this machine, and the reason if it cannot.
 
 use std::{
     fs::{File, OpenOptions},
@@ -24,15 +24,15 @@ nix::ioctl_write_int_bad!(
 pub struct Kvm {
     /// Whether KVM can be used. Never `NoUsableModel`, which only libvirt can determine.
     pub state: KvmState,
-    /// The same in readable form, with the system's error.
+    /// Human-readable form of the state, with the system's error.
     pub message: String,
-    /// Hyper-V enlightenments; empty where KVM cannot be used, and on other architectures than x86.
+    /// Hyper-V enlightenments. Empty if KVM cannot be used, and on other architectures than x86.
     pub hyperv: Vec<String>,
 }
 
-/// Opens the device node and queries it.
+/// Opens KVM's device node and queries it.
 pub fn probe(path: &Path) -> Kvm {
-    // Guests need write access too: a node that only opens for reading is of no use.
+    // Guests need write access too, so a node that only opens for reading is useless.
     let device = match OpenOptions::new().read(true).write(true).open(path) {
         Ok(device) => device,
         Err(error) => return refused(path, &error),
@@ -63,7 +63,7 @@ pub fn probe(path: &Path) -> Kvm {
     }
 }
 
-/// Converts an error on opening.
+/// Converts an error of opening the device node.
 fn refused(path: &Path, error: &io::Error) -> Kvm {
     let state = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => KvmState::NoDevice,
@@ -89,8 +89,9 @@ fn api_version(device: &File) -> nix::Result<i32> {
     unsafe { kvm_get_api_version(device.as_raw_fd(), 0) }
 }
 
-/// Returns the Hyper-V enlightenments, using KVM's ioctls. Opens a second descriptor, because kvm-ioctls needs to own
-/// its descriptor.
+/// Returns the Hyper-V enlightenments, using KVM's ioctls.
+///
+/// Opens a second descriptor, because kvm-ioctls must own its descriptor.
 #[cfg(target_arch = "x86_64")]
 fn hyperv(path: &Path) -> Vec<String> {
     use std::{collections::BTreeSet, ffi::CString, os::unix::ffi::OsStrExt};
@@ -140,7 +141,7 @@ mod tests {
     fn path_that_is_no_kvm_device_is_unusable() {
         for (path, state) in [
             ("/nowhere/kvm", KvmState::NoDevice),
-            // Can be opened, but its first ioctl fails.
+            // /dev/null can be opened, but its first ioctl fails.
             ("/dev/null", KvmState::OpenFailed),
             // A folder cannot be opened for writing.
             ("/proc", KvmState::OpenFailed),

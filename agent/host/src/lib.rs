@@ -1,8 +1,8 @@
 //! Facts about this machine and access to its guests: cpuid, `/proc`, `/sys`, KVM and libvirt.
 //!
-//! The entry point is [`inspection::inspect`]: it collects [`NodeFacts`](drydock_api::facts::NodeFacts) and never
-//! fails as a whole. The facts from the processor and the kernel are always available. libvirt's facts are added if
-//! libvirt can be queried; otherwise a [`problem::HostProblem`] contains the reason. [`fingerprint::fingerprint`] and
+//! The entry point is [`inspection::inspect`]. It collects [`NodeFacts`](drydock_api::facts::NodeFacts) and never fails
+//! as a whole. The facts from the processor and the kernel are always available. libvirt's facts are added if libvirt
+//! can be queried. Otherwise, a [`problem::HostProblem`] contains the reason. [`fingerprint::fingerprint`] and
 //! [`watch::HostWatch`] show when a new inspection is needed.
 //!
 //! ```text
@@ -13,14 +13,14 @@
 //!                        libvirt (client) ─┴─ private_libvirtd (started per inspection)
 //! ```
 //!
-//! Guests run under the libvirt in their pods: [`pod_folder`] reads the files and sockets of a pod, [`domain`] calls
-//! its libvirt. [`rpc`] splits the traffic between two libvirts into frames.
+//! Guests run under the libvirt in their pods: [`pod_folder`] reads the files and sockets of a pod, and [`domain`]
+//! calls its libvirt. [`rpc`] splits the traffic between two libvirts into frames.
 //!
-//! The crate also contains what guests' pods need on the machine: [`seccomp`] and [`app_armor`] profiles,
+//! The crate also provides what guests' pods need on the machine: [`seccomp`] and [`app_armor`] profiles,
 //! [`guest_devices`], [`user_namespaces`].
 //!
-//! This is the only crate that links C or contains `unsafe`. Each such block documents why it is needed and why it is
-//! sound.
+//! This is the only crate that links C or contains `unsafe`. Each `unsafe` block documents why it is needed and why it
+//! is sound.
 
 mod account;
 pub mod app_armor;

@@ -1,8 +1,9 @@
 //! A connection to libvirt for queries about the host.
 //!
-//! Besides `domain::connection` this is the only file that uses libvirt's bindings for more than their constants.
-//! `virt` panics when closing or copying a connection fails, and lacks some calls (the hypervisor CPU baseline among
-//! them). So its `Connect` is held in a `ManuallyDrop` and closed here, and missing calls use `virt-sys`.
+//! Besides `domain::connection`, this is the only file that uses more of libvirt's bindings than their constants.
+//! `virt` panics if closing or copying a connection fails, and lacks some calls (for example, the hypervisor CPU
+//! baseline). Therefore its `Connect` is held in a `ManuallyDrop` and closed by this module, and missing calls use
+//! `virt-sys`.
 //!
 //! Every call blocks until the daemon responds or the connection breaks. A caller that must not block uses the
 //! connection on a separate thread and stops the daemon when the deadline passes.
@@ -25,7 +26,7 @@ use drydock_api::facts::VirtType;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{call}: {message}")]
 pub struct LibvirtError {
-    /// The call, in readable form.
+    /// Human-readable name of the call.
     pub call: &'static str,
     /// libvirt's error number (`VIR_ERR_...`).
     pub code: u32,
@@ -50,14 +51,14 @@ impl LibvirtError {
         Self::new(call, &virt::error::Error::last_error())
     }
 
-    /// Returns whether the connection broke or was never open: the daemon has exited or no longer responds.
+    /// Returns whether the connection broke or was never open. The daemon has exited or no longer responds.
     pub fn is_broken_connection(&self) -> bool {
         self.domain == sys::VIR_FROM_RPC
             || [sys::VIR_ERR_RPC, sys::VIR_ERR_NO_CONNECT, sys::VIR_ERR_INVALID_CONN].contains(&self.code)
     }
 }
 
-/// Converts a string for C. `virt` panics on a string with a zero byte, so every string is checked here first.
+/// Converts a string for C. `virt` panics on a string with a zero byte, so every string is checked first.
 pub(crate) fn c_string(call: &'static str, text: &str) -> Result<CString, LibvirtError> {
     CString::new(text).map_err(|error| LibvirtError::new(call, &error.into()))
 }
@@ -72,7 +73,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The machine that a query is about.
+/// Machine that a query is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueriedMachine<'a> {
     /// libvirt's name of the architecture.
@@ -83,7 +84,7 @@ pub struct QueriedMachine<'a> {
     pub virt_type: VirtType,
 }
 
-/// An open connection. Only one thread may use it at a time.
+/// An open connection to libvirt. Only one thread may use it at a time.
 pub struct Libvirt {
     connect: ManuallyDrop<Connect>,
 }
@@ -92,7 +93,7 @@ impl Libvirt {
     /// Connects to a libvirt URI. Disables libvirt's own error output, because errors are returned as values.
     ///
     /// # Errors
-    /// If there is no daemon or it refuses the connection.
+    /// If no daemon is listening, or the daemon refuses the connection.
     pub fn open(uri: &str) -> Result<Self, LibvirtError> {
         static ERROR_OUTPUT_DISABLED: Once = Once::new();
         ERROR_OUTPUT_DISABLED.call_once(clear_error_callback);
@@ -104,7 +105,7 @@ impl Libvirt {
         })
     }
 
-    /// Returns the daemon's version.
+    /// Returns the version of the daemon.
     ///
     /// # Errors
     /// If the daemon does not respond.
@@ -115,7 +116,7 @@ impl Libvirt {
             .map_err(|error| LibvirtError::new("reading libvirt's version", &error))
     }
 
-    /// Returns the version of the QEMU for the native architecture.
+    /// Returns the version of QEMU for the native architecture.
     ///
     /// # Errors
     /// If the daemon does not respond or finds no QEMU.
@@ -160,8 +161,9 @@ impl Libvirt {
             .map_err(|error| LibvirtError::new(CALL, &error))
     }
 
-    /// Returns the CPU that this host can provide, with every feature listed, given a `<cpu>` element. The result is
-    /// that of `virsh hypervisor-cpu-baseline --features`.
+    /// Returns the CPU that this host can provide, with every feature listed, given a `<cpu>` element.
+    ///
+    /// The result is the same as of `virsh hypervisor-cpu-baseline --features`.
     ///
     /// # Errors
     /// If the daemon does not respond, or the architecture has no baseline.
@@ -178,7 +180,7 @@ impl Libvirt {
         let mut cpus = [cpu.as_ptr()];
         // SAFETY: the connection is open as long as `self` lives, all strings end with a zero byte and outlive the
         // call, `cpus` has as many elements as passed, and libvirt keeps none of the pointers. A null emulator means
-        // the default one.
+        // the default emulator.
         let raw_text = unsafe {
             sys::virConnectBaselineHypervisorCPU(
                 self.connect.as_ptr(),
@@ -196,7 +198,7 @@ impl Libvirt {
     }
 }
 
-/// Copies a string that libvirt returned, and frees it. A null pointer is an error.
+/// Copies a string that libvirt has returned, and frees it. A null pointer is an error.
 ///
 /// # Safety
 /// `raw_text` must be null, or a string that ends with a zero byte, was allocated by libvirt (malloc), and has no other
@@ -217,8 +219,8 @@ pub(crate) unsafe fn owned_text(call: &'static str, raw_text: *mut c_char) -> Re
 impl Drop for Libvirt {
     #[expect(unsafe_code, reason = "virt's own Drop panics if closing fails")]
     fn drop(&mut self) {
-        // SAFETY: the connection is open and is not used again: `connect` is never dropped. An error on closing is
-        // ignored, because the daemon is usually gone then.
+        // SAFETY: the connection is open and is not used again: `connect` is never dropped. An error of closing is
+        // ignored, because the daemon has usually exited in this case.
         unsafe {
             sys::virConnectClose(self.connect.as_ptr());
         }
@@ -231,17 +233,17 @@ impl fmt::Debug for Libvirt {
     }
 }
 
-/// The part of the host's CPU that the domain capabilities contain.
+/// Part of the host's CPU that the domain capabilities contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// The host model, as a named model and the features beyond it.
+    /// The host model, as a named model and its additional features.
     HostModel,
-    /// Everything that the host can provide, including features that host-model leaves out by default (libvirt 12.5).
+    /// Everything that the host can provide, including features that host-model omits by default (libvirt 12.5).
     Everything,
 }
 
 impl Detail {
-    /// The first libvirt version that supports `Everything`.
+    /// First version of libvirt that supports `Everything`.
     pub const EVERYTHING_SINCE: Version = Version(12_005_000);
 
     fn flags(self) -> u32 {
@@ -255,7 +257,7 @@ impl Detail {
     }
 }
 
-/// Returns the URI of a session daemon behind a socket. With a socket given, the client never starts a daemon itself.
+/// Returns the URI of a session daemon behind a socket. With a socket in the URI, the client never starts a daemon.
 pub fn session_uri(socket: &std::path::Path) -> String {
     use std::{fmt::Write, os::unix::ffi::OsStrExt};
     let mut uri = String::from("qemu+unix:///session?socket=");
@@ -300,7 +302,7 @@ mod tests {
         }
     }
 
-    /// libvirt's test driver supports some calls and refuses others; nothing panics.
+    /// Checks calls that libvirt's test driver supports or refuses. No call panics.
     #[test]
     fn the_test_driver() {
         let libvirt = Libvirt::open("test:///default").unwrap();

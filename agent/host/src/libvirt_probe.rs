@@ -1,7 +1,8 @@
-//! The queries to one libvirt, and the processing of the results.
+//! Queries to one libvirt, and the processing of the results.
 //!
-//! There are as few queries as possible, on one connection: domain capabilities, the baseline of the host model,
-//! capabilities, two versions. libvirt caches QEMU's capabilities after the first query, so the others are cheap.
+//! The module makes as few queries as possible on one connection: domain capabilities, the baseline of the host model,
+//! capabilities, and two versions. libvirt caches QEMU's capabilities after the first query, so the other queries are
+//! cheap.
 
 use drydock_api::facts::{VirtType, VirtualizationFacts};
 
@@ -13,11 +14,11 @@ use crate::{
     problem::HostProblem,
 };
 
-/// The queries to a libvirt.
+/// Queries to a libvirt.
 pub(crate) trait LibvirtQueries {
     /// Returns the domain capabilities of a machine.
     fn domain_capabilities(&self, machine: &QueriedMachine<'_>, detail: Detail) -> Result<String, LibvirtError>;
-    /// Returns the hypervisor CPU baseline of a `<cpu>`.
+    /// Returns the hypervisor CPU baseline of a `<cpu>` element.
     fn baseline(&self, machine: &QueriedMachine<'_>, cpu: &str) -> Result<String, LibvirtError>;
     /// Returns the capabilities of the host.
     fn capabilities(&self) -> Result<String, LibvirtError>;
@@ -49,14 +50,14 @@ impl LibvirtQueries for Libvirt {
     }
 }
 
-/// The results of the queries.
+/// Results of the queries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProbeResult {
     /// Capabilities of guests; `None` if even the domain capabilities are missing.
     pub(crate) facts: Option<VirtualizationFacts>,
-    /// Why emulation was chosen instead of KVM, if it was.
+    /// Reason why emulation was chosen instead of KVM, if it was.
     pub(crate) kvm_given_up: Option<String>,
-    /// Why data is missing, if any is.
+    /// Reason why data is missing, if any is.
     pub(crate) problem: Option<HostProblem>,
 }
 
@@ -69,8 +70,9 @@ impl From<HostProblem> for ProbeResult {
     }
 }
 
-/// Queries libvirt. `virt_type` is the intended way to run guests. If that is KVM and libvirt reports no usable model
-/// for it, emulation is queried instead.
+/// Queries libvirt. `virt_type` is the intended way to run guests.
+///
+/// If `virt_type` is KVM and libvirt refuses KVM or reports no usable model for KVM, emulation is queried instead.
 pub(crate) fn probe(
     libvirt: &dyn LibvirtQueries,
     architecture: &Architecture,
@@ -109,7 +111,7 @@ pub(crate) fn probe(
         }
     };
     let mut problem = None;
-    // A failure from here on leaves a reported gap; the other facts remain valid.
+    // A failure from this point on leaves a reported gap. The other facts remain valid.
     let mut note = |error: HostProblem| {
         problem.get_or_insert(error);
     };
@@ -137,7 +139,7 @@ pub(crate) fn probe(
     }
 }
 
-/// Combines the parsed documents.
+/// Combines the parsed documents to facts.
 pub(crate) fn facts(
     virt_type: VirtType,
     machine: &str,
@@ -164,7 +166,7 @@ pub(crate) fn facts(
     }
 }
 
-/// Why there are no domain capabilities.
+/// Reason why the domain capabilities are missing.
 enum CapabilitiesProblem {
     Call(LibvirtError),
     Other(HostProblem),
@@ -190,8 +192,10 @@ fn domain_capabilities(
     domain_capabilities::parse(&text, architecture).map_err(|error| CapabilitiesProblem::Other(error.into()))
 }
 
-/// Returns every feature that a guest can have. From libvirt 12.5 on, the input of the baseline is everything that
-/// the host can provide; an older libvirt only reports the host model.
+/// Returns every feature that a guest can have.
+///
+/// From libvirt 12.5 on, the input of the baseline is everything that the host can provide. An older libvirt only
+/// reports the host model.
 fn features(
     libvirt: &dyn LibvirtQueries,
     machine: &QueriedMachine<'_>,

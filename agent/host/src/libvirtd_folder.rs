@@ -1,4 +1,4 @@
-//! The folder of a private libvirtd: all files it writes, and the last lines of its log.
+//! Folder of a private libvirtd with all files that it writes, and the last lines of its log.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -12,26 +12,27 @@ use nix::unistd::{chown, geteuid, mkdtemp};
 
 use crate::{account::Account, descendants};
 
-/// Name prefix of these folders.
+/// Prefix of the folders' names.
 const PREFIX: &str = "drydock-libvirtd-";
 
-/// File in the folder that is locked while the process that owns the folder lives.
+/// File in the folder that is locked as long as the process that owns the folder lives.
 const LOCK: &str = "lock";
 
 /// Time limit for ending processes that a killed inspection left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(2);
 
-/// libvirtd's folder. Dropping it removes the folder.
+/// Folder of a private libvirtd. Dropping the value removes the folder.
 #[derive(Debug)]
 pub(crate) struct LibvirtdFolder {
     path: PathBuf,
-    /// Holds the lock.
+    /// Locked file. Dropping it releases the lock.
     _lock: Option<File>,
 }
 
 impl LibvirtdFolder {
-    /// Creates the folder in `scratch`, with the content libvirtd needs, owned by `account`. Removes leftovers of
-    /// killed inspections.
+    /// Creates the folder in `scratch`, with subfolders that are owned by `account`.
+    ///
+    /// Removes the folders and processes of killed inspections first.
     pub(crate) fn make(scratch: &Path, account: Option<&Account>) -> io::Result<Self> {
         clear_stale(scratch);
         let mut folder = Self {
@@ -43,7 +44,7 @@ impl LibvirtdFolder {
             Some(account) => chown(path, Some(account.uid), Some(account.gid)),
             None => Ok(()),
         };
-        // The folder itself stays owned by this process, so that files read from it later cannot be replaced.
+        // The folder itself stays owned by this process, so that files that are read from it later cannot be replaced.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o711))?;
         for name in ["home", "run", "run/libvirt", "config", "cache", "data", "devices"] {
             let path = folder.path.join(name);
@@ -53,7 +54,7 @@ impl LibvirtdFolder {
         Ok(folder)
     }
 
-    /// Returns a path in the folder.
+    /// Returns the path of a file in the folder.
     pub(crate) fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -65,8 +66,9 @@ impl Drop for LibvirtdFolder {
     }
 }
 
-/// Creates the lock file of a folder. It is locked before it has its name, since another process takes a folder whose
-/// lock is free for a stale one.
+/// Creates the lock file of a folder.
+///
+/// The file is locked before it gets its name, because another process considers a folder stale if its lock is free.
 fn lock(folder: &Path) -> io::Result<File> {
     let unnamed = folder.join("lock.new");
     let lock = File::create(&unnamed)?;
@@ -82,8 +84,10 @@ fn remove(folder: &Path) {
     }
 }
 
-/// Stops the processes and removes the folders of killed inspections. libvirtd ends with its inspection, but a QEMU
-/// that it was querying does not. A folder without a lock file is just being created.
+/// Ends the processes and removes the folders of killed inspections.
+///
+/// libvirtd ends with its inspection, but a QEMU that it was querying does not. A folder without a lock file is just
+/// being created.
 fn clear_stale(scratch: &Path) {
     for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -118,7 +122,7 @@ pub(crate) fn last_errors(log: &Path) -> String {
     };
     let text = tail().unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    // Other lines are used only if there is no error.
+    // Other lines are used only if the log contains no error.
     let mut errors: Vec<&str> = lines.iter().copied().filter(|line| line.contains("error")).collect();
     if errors.is_empty() {
         errors = lines;
@@ -146,7 +150,7 @@ mod tests {
                 }
                 count
             });
-            // They stay locked until the other thread has ended.
+            // The folders stay locked until the other thread has ended.
             let locks: Vec<File> = folders
                 .iter()
                 .map(|folder| {

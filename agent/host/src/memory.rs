@@ -1,7 +1,9 @@
 //! Release of unused memory.
 
-/// Returns freed memory to the kernel. An inspection's report and the decisions based on it leave the heap larger
-/// than an idle agent needs, and glibc does not shrink it by itself.
+/// Returns freed memory to the kernel.
+///
+/// An inspection's report and the decisions based on it leave the heap larger than an idle agent needs, and glibc does
+/// not shrink the heap by itself.
 #[expect(unsafe_code, reason = "glibc's malloc_trim has no safe form")]
 pub fn trim() {
     #[cfg(target_env = "gnu")]
@@ -20,7 +22,7 @@ mod tests {
             let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
             line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
         };
-        // Small allocations, which glibc does not return by itself while the last one is alive.
+        // glibc does not return these small allocations by itself while the last allocation is alive.
         let mut pieces: Vec<Vec<u8>> = (0..400_000).map(|_| vec![1; 100]).collect();
         let full = anonymous();
         let last = pieces.pop();

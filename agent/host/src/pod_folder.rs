@@ -1,13 +1,13 @@
-//! A volume of a pod on this machine: an emptyDir, whose content is controlled by the pod, or a Secret.
+//! A volume of a pod on this machine: an emptyDir, whose content the pod controls, or a Secret.
 //!
 //! ```text
 //!  /var/lib/kubelet/pods / <uid>/volumes/kubernetes.io~empty-dir/<volume> / libvirt/libvirt-sock
 //!  └─ the kubelet's ───┘   └─ made and removed by the kubelet ──────────┘   └─ created by the pod
 //! ```
 //!
-//! The pod is hostile. Everything below the kubelet's pods folder is opened with `openat2`, without following links
-//! and without leaving that folder. Only regular files are opened for reading, because a FIFO would block the reader
-//! and a device may do anything. Files are read up to a limit.
+//! The pod is hostile. Everything below the kubelet's pods folder is opened with `openat2`, without following links and
+//! without leaving that folder. Only regular files are opened for reading, because a FIFO would block the reader, and
+//! opening a device can have any effect. Files are read only up to a limit.
 
 mod appearing;
 mod listening;
@@ -41,48 +41,48 @@ const EMPTY_DIRS: &str = "kubernetes.io~empty-dir";
 /// Name of the folder of Secrets in a pod's folder.
 const SECRETS: &str = "kubernetes.io~secret";
 
-/// Why a file in a pod's folder cannot be used.
+/// Reason why a file in a pod's folder cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FolderError {
     /// A name is invalid: neither Kubernetes nor the launcher would use it.
     #[error("{value:?} is not {what}")]
     BadName {
-        /// The expected kind of name.
+        /// Expected kind of name.
         what: &'static str,
-        /// The actual value, at most 100 characters of it.
+        /// Actual value, cut to 100 characters.
         value: String,
     },
     /// A file in the pod's folder, or a folder above it, does not exist.
     #[error("there is no {path}")]
     NotThere {
-        /// The path.
+        /// Path of the missing file or folder.
         path: PathBuf,
     },
     /// A file in the pod's folder is of the wrong kind or too large.
     #[error("{path} is not used: {refusal}")]
     Refused {
-        /// The path.
+        /// Path of the refused file.
         path: PathBuf,
-        /// Why it is refused.
+        /// Reason of the refusal.
         refusal: PodFileError,
     },
     /// No process listens on a socket in the pod's folder.
     #[error("no process listens at {path}")]
     NotListening {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The kernel cannot open or read a file in the pod's folder.
     #[error("cannot open {path}: {message}")]
     Unreadable {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
-        /// The kernel's error message.
+        /// Error message of the kernel.
         message: String,
     },
 }
 
-/// Why a file from a pod is refused.
+/// Reason why a file in a pod's folder is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PodFileError {
     /// It is a symbolic link, or a folder above it is.
@@ -115,7 +115,8 @@ impl FolderError {
     }
 }
 
-/// The location of a pod's emptyDir. Creating this value opens nothing; the folder need not exist yet.
+/// Location of a pod's emptyDir or Secret. Creating this value opens no file, and the folder does not have to exist
+/// yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFolder {
     /// The kubelet's pods folder.
@@ -125,10 +126,11 @@ pub struct PodFolder {
 }
 
 impl PodFolder {
-    /// Returns the emptyDir `volume` of the pod with this UID. `kubelet` is the kubelet's root (`/var/lib/kubelet`).
+    /// Returns the emptyDir `volume` of the pod with this UID. `kubelet` is the root folder of the kubelet
+    /// (`/var/lib/kubelet`).
     ///
     /// # Errors
-    /// If the UID or the volume is not a name that Kubernetes allows.
+    /// If the UID or the volume name is not valid in Kubernetes.
     pub fn new(kubelet: &Path, pod_uid: &str, volume: &str) -> Result<Self, FolderError> {
         Self::of_kind(kubelet, pod_uid, EMPTY_DIRS, volume)
     }
@@ -152,7 +154,7 @@ impl PodFolder {
     /// Reads a small file.
     ///
     /// # Errors
-    /// If it does not exist, is not a regular file, or is larger than `limit` bytes.
+    /// If the file does not exist, is not a regular file, or is larger than `limit` bytes.
     pub fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         let found = self.open(path)?;
         self.read_found(&found, path, limit)
@@ -164,7 +166,7 @@ impl PodFolder {
         if kind(found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFREG {
             return refused(PodFileError::NotFile);
         }
-        // Opens the same file again for reading, even if another one has taken its place meanwhile.
+        // The same file is opened again for reading, even if another file has replaced it in the meantime.
         let again = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = open(again.as_str(), flags, Mode::empty()).map_err(|errno| self.failed(path, errno))?;
@@ -177,26 +179,28 @@ impl PodFolder {
         Ok(bytes)
     }
 
-    /// Waits until a file exists, and reads it. The file must be moved into place complete, by renaming. There is no
-    /// time limit; drop the future to give up.
+    /// Waits until a file exists, and reads it. There is no time limit: drop the future to stop waiting.
+    ///
+    /// The file must be renamed to its path when it is complete.
     ///
     /// # Errors
-    /// If something else is in its place or on the path to it, or it is larger than `limit` bytes.
+    /// If the file has another type, the path contains a component that is not a folder, or the file is larger than
+    /// `limit` bytes.
     pub async fn read_when_there(&self, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         loop {
             self.appeared(path).await?;
             match self.read(path, limit) {
-                // It disappeared again.
+                // The file has disappeared again.
                 Err(FolderError::NotThere { .. }) => {}
                 read => return read,
             }
         }
     }
 
-    /// Returns a socket. It can be connected to as long as the returned value lives.
+    /// Opens a socket. A connection is possible as long as the returned value lives.
     ///
     /// # Errors
-    /// If it does not exist or is not a socket.
+    /// If the socket does not exist or is not a socket.
     pub fn open_socket(&self, path: &str) -> Result<PodSocket, FolderError> {
         let found = self.open(path)?;
         if kind(&found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFSOCK {
@@ -211,7 +215,7 @@ impl PodFolder {
     /// Connects to a socket.
     ///
     /// # Errors
-    /// If it does not exist, is not a socket, or no process listens.
+    /// If the socket does not exist, is not a socket, or no process is listening.
     pub async fn connect(&self, path: &str) -> Result<UnixStream, FolderError> {
         let found = self.open_socket(path)?;
         let by_descriptor = format!("/proc/self/fd/{}", found.as_raw_fd());
@@ -222,7 +226,7 @@ impl PodFolder {
             })
     }
 
-    /// Opens a path with O_PATH, without access to its content.
+    /// Opens a path with O_PATH, which gives no access to the content.
     fn open(&self, path: &str) -> Result<OwnedFd, FolderError> {
         checked(path)?;
         let pods = self.open_pods()?;
@@ -230,7 +234,8 @@ impl PodFolder {
         find(pods.as_fd(), &below).map_err(|errno| self.failed(path, errno))
     }
 
-    /// Opens the kubelet's pods folder. Links are allowed here, because they are the administrator's, not a pod's.
+    /// Opens the kubelet's pods folder. Links are allowed in its path, because the administrator and not a pod controls
+    /// it.
     fn open_pods(&self) -> Result<OwnedFd, FolderError> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         open(&self.pods, flags, Mode::empty()).map_err(|errno| match errno {
@@ -244,7 +249,7 @@ impl PodFolder {
         })
     }
 
-    /// Returns the full path, for messages only.
+    /// Returns the full path, which is used only for messages.
     fn full(&self, path: &str) -> PathBuf {
         let names = self.names.iter().map(String::as_str);
         self.pods.join(names.chain([path]).collect::<PathBuf>())
@@ -274,7 +279,7 @@ impl PodFolder {
     }
 }
 
-/// A socket in a pod's folder.
+/// A socket in the folder of a pod.
 #[derive(Debug)]
 pub struct PodSocket {
     socket: OwnedFd,
@@ -282,7 +287,8 @@ pub struct PodSocket {
 }
 
 impl PodSocket {
-    /// Returns the path of the socket, for messages only. To connect, use `/proc/self/fd/<its descriptor>`.
+    /// Returns the path of the socket, which is used only for messages. To connect, use `/proc/self/fd/<its
+    /// descriptor>`.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -294,8 +300,9 @@ impl AsRawFd for PodSocket {
     }
 }
 
-/// Opens a path below a folder with O_PATH. No link is followed, not even as the last component, and the result is
-/// always below the folder.
+/// Opens a path below a folder with O_PATH.
+///
+/// No link is followed, not even as the last component, and the result is always below the folder.
 fn find(folder: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
@@ -303,7 +310,7 @@ fn find(folder: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
     open_below(folder, path, how)
 }
 
-/// Opens a path below a folder, again if something on it was renamed meanwhile.
+/// Opens a path below a folder. Retries if a component was renamed in the meantime.
 fn open_below(folder: BorrowedFd<'_>, path: &Path, how: OpenHow) -> nix::Result<OwnedFd> {
     loop {
         match openat2(folder, path, how) {
@@ -319,7 +326,7 @@ fn kind(found: &OwnedFd) -> nix::Result<SFlag> {
     Ok(SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits()))
 }
 
-/// Checks a path in the folder. Paths come from this program; a bad one is a bug here, not an attack.
+/// Checks a path in the folder. Paths come from this program, so an invalid path is a bug and not an attack.
 fn checked(path: &str) -> Result<(), FolderError> {
     let is_plain = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains('\0');
     if path.split('/').all(is_plain) {

@@ -1,8 +1,8 @@
 //! A libvirtd that is started for an inspection and stopped after it.
 //!
-//! It runs like guests' libvirtds: in session mode, as an unprivileged user, with all its files in a folder of its
-//! own. So its results are those that guests will get, and a libvirt that the machine may have is neither queried nor
-//! changed.
+//! The libvirtd runs like the libvirtds of guests: in session mode, as an unprivileged user, with all its files in its
+//! own folder. Its results are therefore those that guests will get, and a libvirt of the machine is neither queried
+//! nor changed.
 //!
 //! ```text
 //!  this process (reaper of orphaned descendants)
@@ -53,10 +53,10 @@ use crate::{
 /// Search path for libvirtd and the programs it starts.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Maximum length of a unix socket's path in bytes.
+/// Maximum length of a Unix socket's path in bytes.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Time limit for libvirtd to end after SIGTERM. It has no state worth a longer wait.
+/// Time limit for libvirtd to end after SIGTERM. libvirtd has no state that justifies a longer wait.
 const POLITE: Duration = Duration::from_millis(500);
 
 /// Time limit for libvirtd and its processes to end after SIGKILL.
@@ -65,10 +65,11 @@ const KILLED: Duration = Duration::from_secs(2);
 /// Delay between two attempts to connect to a socket that exists but does not listen yet.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// Only one libvirtd per process at a time, because leftovers of one are recognised only by their session.
+/// Lock that allows only one libvirtd per process at a time, because its remaining processes are recognised only by
+/// their session.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A running libvirtd. Dropping it stops libvirtd and all its child processes, and removes its folder.
+/// A running libvirtd. Dropping the value stops libvirtd and all its child processes, and removes its folder.
 #[derive(Debug)]
 pub struct PrivateLibvirtd {
     folder: LibvirtdFolder,
@@ -79,14 +80,14 @@ pub struct PrivateLibvirtd {
     devices: Option<String>,
 }
 
-/// A started libvirtd: its process, and if its device nodes could not be opened to all users, the reason.
+/// A started libvirtd, and the reason if its device nodes could not be opened to all users.
 #[derive(Debug)]
 struct Started {
     pid: Pid,
     devices: Option<String>,
 }
 
-/// The end of libvirtd. Set once it and all its processes have ended.
+/// End of libvirtd. The end is set once libvirtd and all its processes have ended.
 #[derive(Debug, Default)]
 struct LibvirtdState {
     end: Mutex<Option<LibvirtdEnd>>,
@@ -97,11 +98,12 @@ struct LibvirtdState {
 struct LibvirtdEnd(String);
 
 impl PrivateLibvirtd {
-    /// Starts libvirtd. `program` is its path or its name in the usual folders. Its files go into a new folder in
-    /// `scratch`.
+    /// Starts libvirtd. `program` is its path, or its name in the usual folders.
+    ///
+    /// The files of libvirtd are in a new folder in `scratch`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If libvirtd cannot be started.
     pub fn start(program: &Path, scratch: &Path) -> Result<Self, HostProblem> {
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
             HostProblem::new(ProblemReason::LibvirtdNotStarted, format!("{what}: {error}"))
@@ -148,7 +150,7 @@ impl PrivateLibvirtd {
         session_uri(&self.socket)
     }
 
-    /// Returns why libvirtd could not be given /dev/kvm, if so. It may still be able to open the device.
+    /// Returns the reason if libvirtd was not given /dev/kvm. libvirtd may still be able to open the device.
     pub fn devices_withheld(&self) -> Option<&str> {
         self.devices.as_deref()
     }
@@ -156,7 +158,7 @@ impl PrivateLibvirtd {
     /// Stores the QEMU capabilities that libvirtd has probed, for libvirts that are started later.
     ///
     /// # Errors
-    /// If there are none, or they cannot be written.
+    /// If there are no capabilities, or they cannot be read or written.
     pub fn keep_capabilities(&self, into: &Path) -> io::Result<()> {
         qemu_capabilities::keep(&self.folder.join("cache").join(CAPABILITIES_IN_CACHE), into)
     }
@@ -176,7 +178,7 @@ impl PrivateLibvirtd {
             let message = format!("libvirtd opened no socket within {within:?}: {error}");
             HostProblem::new(ProblemReason::LibvirtdSocketNotOpened, message)
         };
-        // The watch is set up before the first attempt, so that no change is missed between the two.
+        // The watch is set up before the first attempt, so that no change between the two is missed.
         let watch =
             Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(|error| not_opened(&error))?;
         let events = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_ATTRIB;
@@ -201,7 +203,7 @@ impl PrivateLibvirtd {
                 PollFd::new(watch.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
             ];
-            // Rounded up: a poll with 0 ms would spin.
+            // The time is rounded up, because a poll with 0 ms would spin.
             let milliseconds = wait.as_millis() + 1;
             match poll(
                 &mut sources,
@@ -210,7 +212,7 @@ impl PrivateLibvirtd {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(not_opened(&error)),
             }
-            // Nothing is ever written to this pipe; its other end is closed when libvirtd has ended.
+            // Nothing is ever written to this pipe. Its other end is closed when libvirtd has ended.
             if sources[1].any() == Some(true) {
                 return Err(self.exited());
             }
@@ -227,8 +229,9 @@ impl PrivateLibvirtd {
         )
     }
 
-    /// Waits up to `within` for libvirtd to end. Returns how it ended and the last lines of its log, or `None` if it
-    /// still runs.
+    /// Waits up to `within` for libvirtd to end.
+    ///
+    /// Returns how libvirtd ended and the last lines of its log, or `None` if it is still running.
     pub fn end_within(&self, within: Duration) -> Option<String> {
         let mut end = self.state.end.lock();
         self.state.changed.wait_while_for(&mut end, |end| end.is_none(), within);
@@ -249,9 +252,9 @@ impl PrivateLibvirtd {
         }
     }
 
-    /// Sends a signal unless libvirtd has ended, because then its pid may belong to another process.
+    /// Sends a signal unless libvirtd has ended. After its end, its PID may belong to another process.
     fn signal(&self, signal: Signal) {
-        // Held during the call: the keeper reaps the process, and so frees its pid, under this lock.
+        // The lock is held during the call: the keeper reaps the process, and thus frees its PID, under this lock.
         let end = self.state.end.lock();
         if end.is_none() {
             let _ = kill(self.pid, signal);
@@ -265,12 +268,14 @@ impl Drop for PrivateLibvirtd {
         if self.end_within(POLITE).is_none() {
             self.kill();
         }
-        // The folder is dropped and removed after this.
+        // The folder is dropped and removed after this function.
     }
 }
 
-/// The keeper thread: starts libvirtd and lives as long as libvirtd does. It reaps orphaned processes meanwhile,
-/// because libvirtd waits for a QEMU that it has ended until nothing is left of it, zombies included.
+/// Runs the keeper thread, which starts libvirtd and lives as long as libvirtd does.
+///
+/// The thread reaps orphaned processes in the meantime. libvirtd waits for the complete end of a QEMU that it has
+/// ended, including the zombie.
 fn keep(
     mut command: Command,
     devices: Option<&Path>,
@@ -283,12 +288,12 @@ fn keep(
     let child = command
         .spawn()
         .and_then(|child| i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other));
-    // The descriptors that it duplicated are no longer needed.
+    // The descriptors that the command duplicated are no longer needed.
     drop(command);
     let pid = match child {
         Ok(pid) => pid,
         Err(error) => {
-            // Sending fails only if `start` has given up, which it does not.
+            // Sending fails only if `start` has dropped the receiver, which it does not do.
             let _ = started.send(Err(error));
             return;
         }
@@ -298,7 +303,7 @@ fn keep(
         devices: unlocked.err().map(|error| error.to_string()),
     }));
     wait_for_end(pid);
-    // The process keeps its pid until it is reaped. The lock ensures that no signal is sent to the pid after that.
+    // The process keeps its PID until it is reaped. The lock ensures that no signal is sent to the PID after that.
     let mut end = state.end.lock();
     let how = match waitpid(pid, None) {
         Ok(WaitStatus::Exited(_, code)) => format!("it ended with exit code {code}"),
@@ -315,14 +320,14 @@ fn keep(
     drop(alive);
 }
 
-/// Waits until libvirtd has ended, without reaping it. Reaps orphaned processes.
+/// Waits until libvirtd has ended, without reaping it. Reaps orphaned processes in the meantime.
 fn wait_for_end(libvirtd: Pid) {
     let options = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
         match waitid(Id::All, options).map(|status| status.pid()) {
             Ok(Some(pid)) if pid == libvirtd => return,
             Ok(Some(pid)) if descendants::is_adopted(pid) && descendants::reap(pid) => {}
-            // A child of another part of this process, which will reap it soon. Until then it hides later children.
+            // Another part of this process will soon reap this child. Until then, the child hides later children.
             Ok(_) => {
                 descendants::reap_adopted(libvirtd);
                 let ended = waitid(Id::Pid(libvirtd), options | WaitPidFlag::WNOHANG);
@@ -332,13 +337,13 @@ fn wait_for_end(libvirtd: Pid) {
                 thread::sleep(RETRY);
             }
             Err(Errno::EINTR) => {}
-            // No children at all: libvirtd was reaped by another part of this process.
+            // There are no children: another part of this process has reaped libvirtd.
             Err(_) => return,
         }
     }
 }
 
-/// Builds libvirtd's command line. libvirtd inherits nothing from this process's environment.
+/// Builds the command line of libvirtd. libvirtd inherits nothing from the environment of this process.
 #[expect(
     unsafe_code,
     reason = "CommandExt::pre_exec is unsafe; there is no other way to tie the child to its parent"
@@ -346,12 +351,12 @@ fn wait_for_end(libvirtd: Pid) {
 fn command(program: &Path, folder: &LibvirtdFolder, account: Option<&Account>) -> io::Result<Command> {
     let settings = folder.join("libvirtd.conf");
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
-    // A UUID of its own, so that libvirtd does not look for the machine's, which it may not read.
+    // libvirtd gets its own UUID, so that it does not look for the machine's UUID, which it must not read.
     fs::write(&settings, format!("host_uuid = \"{}\"\n", uuid.trim()))?;
     let log = File::create(folder.join("log"))?;
     let mut command = Command::new(program);
     command
-        // 0: libvirtd never exits by itself. By default a session daemon exits after two idle minutes.
+        // With 0, libvirtd never exits when it is idle. By default, a session daemon exits after two idle minutes.
         .args(["--timeout", "0", "--config"])
         .arg(settings)
         .current_dir("/")
@@ -367,7 +372,7 @@ fn command(program: &Path, folder: &LibvirtdFolder, account: Option<&Account>) -
         .stdout(log.try_clone()?)
         .stderr(log);
     if let Some(account) = account {
-        // This also drops all other groups.
+        // This call also drops all other groups.
         command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
     }
     // SAFETY: the closure runs in the forked child before exec, where only async-signal-safe calls are sound: it

@@ -1,4 +1,4 @@
-//! Why virtualization facts are missing or incomplete.
+//! Reasons why virtualization facts are missing or incomplete.
 
 use std::{fmt, time::Duration};
 
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{document::ParseError, libvirt::LibvirtError};
 
-/// Why libvirt's part of the facts is missing. The names are stable, because conditions and metrics use them.
+/// Reason why libvirt's facts are missing. The names are stable, because conditions and metrics use them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ProblemReason {
     /// Guests are not supported on this architecture.
     ArchitectureNotSupported,
-    /// libvirtd could not be started: not installed, not executable, or no folder for it.
+    /// libvirtd could not be started: it is not installed or not executable, or its folder could not be created.
     LibvirtdNotStarted,
     /// libvirtd ended before it opened its socket.
     LibvirtdExited,
-    /// libvirtd runs, but its socket never opened.
+    /// libvirtd is running, but its socket never opened.
     LibvirtdSocketNotOpened,
     /// libvirtd ended during the queries.
     LibvirtdCrashed,
@@ -46,7 +46,7 @@ impl ProblemReason {
     }
 }
 
-/// A reason with a readable message.
+/// A reason with a human-readable message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostProblem {
     reason: ProblemReason,
@@ -72,7 +72,7 @@ impl HostProblem {
         self.reason
     }
 
-    /// Returns the problem that the deadline has passed.
+    /// Returns the problem for a passed deadline.
     pub(crate) fn timed_out(deadline: Duration) -> Self {
         Self::new(
             ProblemReason::LibvirtTimedOut,

@@ -1,10 +1,10 @@
-//! The QEMU capabilities that libvirt has probed, stored for the libvirts in guests' pods.
+//! QEMU capabilities that libvirt has probed, stored for the libvirts in guests' pods.
 //!
-//! A libvirt that starts runs its QEMU and probes all its capabilities, which takes some tenths of a second, and
+//! When libvirt starts, it runs its QEMU and probes all its capabilities, which takes some tenths of a second, and
 //! caches the result in files. A libvirt that starts later with the same QEMU on the same kernel and processor reads
-//! these files: libvirt compares the timestamps of both programs, their versions, the kernel, the microcode and
-//! `/dev/kvm`, and probes again if anything differs. The private libvirtd of an inspection and those of guests use
-//! the same program files.
+//! these files. libvirt compares the timestamps of both programs, their versions, the kernel, the microcode and
+//! `/dev/kvm`, and probes again if any of them differs. The private libvirtd of an inspection and the libvirtds of
+//! guests use the same program files.
 
 use std::{
     ffi::OsString,
@@ -16,13 +16,14 @@ use std::{
 
 use nix::fcntl::OFlag;
 
-/// Maximum size of such a file in bytes. A QEMU with all its machine types has about 150 KiB.
+/// Maximum size of a capabilities file in bytes. The file of a QEMU with all its machine types has about 150 KiB.
 const LARGEST: u64 = 4 * 1024 * 1024;
 /// Maximum number of files: one for each architecture that has a QEMU.
 const MOST: usize = 64;
 
-/// Copies all files from libvirt's folder `from` into `into`, readable by all users. Each file is replaced
-/// atomically. Files of an earlier QEMU are removed.
+/// Copies all capabilities files from libvirt's folder `from` to `into`, readable by all users.
+///
+/// Each file is replaced atomically. All other files in `into`, such as those of an earlier QEMU, are removed.
 ///
 /// # Errors
 /// If the files cannot be read or written, or exceed the limits.
@@ -64,12 +65,12 @@ pub(crate) fn keep(from: &Path, into: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether this is a capabilities file. libvirt names them after the SHA-256 of QEMU's path.
+/// Returns whether a file is a capabilities file. libvirt names these files after the SHA-256 of QEMU's path.
 fn is_one(name: &OsString) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "xml")
 }
 
-/// Reads a regular file. A link is refused, because it may point to another user's file.
+/// Reads a regular file. A link is refused, because it may refer to a file of another user.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file: File = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
@@ -93,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// Two folders, removed on drop.
+    /// Two folders that are removed on drop.
     struct Scene(std::path::PathBuf);
 
     impl Scene {

@@ -1,22 +1,24 @@
-//! Paths of the kernel's files, replaceable in tests with recorded ones.
+//! Paths of the kernel's files. Tests replace them with recorded files.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// Maximum number of bytes read from a kernel file. For `/proc/cpuinfo` the first CPU is enough, and the kernel needs
-/// time for each CPU. One CPU takes at most 2 KiB on x86, 3 KiB including the whole header on s390x.
+/// Maximum number of bytes that are read from a kernel file.
+///
+/// For `/proc/cpuinfo`, the first CPU is enough, and the kernel needs time for each CPU. One CPU takes at most 2 KiB on
+/// x86, and at most 3 KiB on s390x, including the whole header.
 const LIMIT: u64 = 8 * 1024;
 
 /// Folders and device nodes of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots {
-    /// procfs.
+    /// Mount point of procfs.
     pub proc: PathBuf,
-    /// sysfs.
+    /// Mount point of sysfs.
     pub sys: PathBuf,
-    /// The device node of KVM.
+    /// Device node of KVM.
     pub kvm: PathBuf,
 }
 
@@ -42,7 +44,7 @@ impl Roots {
     }
 }
 
-/// Returns the trimmed text of a file, up to the limit.
+/// Returns the trimmed text of a file, up to the maximum size.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     use io::Read;
     let mut bytes = Vec::new();

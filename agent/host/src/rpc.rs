@@ -5,17 +5,18 @@
 //!  4 bytes each, big-endian; the length counts all of the frame   │ what the procedure defines
 //! ```
 //!
-//! This is the only parser of frames. It serves the tunnel, which follows and changes the calls of a migration, and
-//! the relay, which limits what a launcher's libvirt sends. It allocates nothing: bodies are passed through in the
-//! pieces in which they arrive, and only a header is kept.
+//! This is the only parser of frames. It serves the tunnel, which follows and changes the calls of a migration, and the
+//! relay, which limits the data of a launcher's libvirt. The parser allocates nothing: it passes bodies through in the
+//! pieces in which they arrive, and keeps only a header.
 
 use thiserror::Error;
 
-/// Bytes of a frame before its body: its length and `virNetMessageHeader`.
+/// Number of bytes of a frame before its body: its length and `virNetMessageHeader`.
 pub const HEADER: usize = 28;
 
-/// Maximum length of a frame in bytes: libvirt's longest message (`VIR_NET_MESSAGE_MAX`) and the length field itself
-/// (`VIR_NET_MESSAGE_LEN_MAX`).
+/// Maximum length of a frame in bytes (`VIR_NET_MESSAGE_LEN_MAX`).
+///
+/// The value is libvirt's longest message (`VIR_NET_MESSAGE_MAX`) plus the length field.
 pub const MAX_FRAME: u32 = 33_554_432 + 4;
 
 /// libvirt's program for domains and connections (`REMOTE_PROGRAM`).
@@ -43,15 +44,15 @@ pub const OK: u32 = 0;
 pub struct Header {
     /// Length of the frame in bytes, [`HEADER`] included.
     pub length: u32,
-    /// The program that the procedure belongs to.
+    /// Program to which the procedure belongs.
     pub program: u32,
     /// Version of the program.
     pub version: u32,
-    /// The procedure number.
+    /// Number of the procedure.
     pub procedure: u32,
     /// Type of the frame, such as [`CALL`].
     pub kind: u32,
-    /// Serial number of the call that the frame belongs to.
+    /// Serial number of the call to which the frame belongs.
     pub serial: u32,
     /// Status, such as [`OK`].
     pub status: u32,
@@ -109,14 +110,14 @@ impl Header {
     }
 }
 
-/// The length field of a frame is out of range. The end of such a frame, and the beginning of the next one, cannot be
+/// Error: the length field of a frame is out of range. The end of the frame and the start of the next frame cannot be
 /// found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[error("a frame of {length} bytes; a frame has {HEADER} to {longest}")]
 pub struct InvalidLength {
-    /// The length in the frame, in bytes.
+    /// Length in the frame, in bytes.
     pub length: u32,
-    /// The maximum accepted length, in bytes.
+    /// Maximum accepted length, in bytes.
     pub longest: u32,
 }
 
@@ -125,7 +126,7 @@ pub struct InvalidLength {
 pub enum StreamPart<'a> {
     /// The header is complete.
     Header(Header),
-    /// A piece of the body, never empty.
+    /// A piece of the body, which is never empty.
     Body(&'a [u8]),
     /// The frame is complete.
     End,
@@ -134,11 +135,11 @@ pub enum StreamPart<'a> {
 /// The position of the stream within a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Position {
-    /// In the header, of which this many bytes have been received.
+    /// The stream is in the header, of which this number of bytes have been received.
     Header(usize),
-    /// In the body, of which this many bytes are still missing.
+    /// The stream is in the body, of which this number of bytes are still missing.
     Body(usize),
-    /// Unknown, because the length of the last frame was out of range.
+    /// The position is unknown, because the length of the last frame was out of range.
     Lost(InvalidLength),
 }
 
@@ -171,7 +172,8 @@ impl FrameParser {
         self.position == Position::Header(0)
     }
 
-    /// Removes the next part from the front of `bytes` and returns it, or `None` if `bytes` contains no further part.
+    /// Removes the next part from the front of `bytes` and returns it; `None` if `bytes` contains no further part.
+    ///
     /// The length field is checked as soon as it is complete, before the rest of its header.
     ///
     /// # Errors

@@ -1,32 +1,36 @@
-//! The seccomp profile of launcher pods: the container runtime's default profile plus the few calls with which passt,
-//! a guest's network, sandboxes itself.
+//! The seccomp profile of launcher pods.
+//!
+//! The profile is the container runtime's default profile plus the few calls with which passt, a guest's network,
+//! sandboxes itself.
 //!
 //! ```text
 //!  unshare(NEWUSER) ─▶ unshare(NEWNS|NEWUTS|NEWIPC|NEWPID) ─▶ mount ×2 ─▶ pivot_root ─▶ umount2 ─▶ its own filter
 //! ```
 //!
-//! Only exactly these flags are allowed. Outside a user namespace of its own the pod has no permission for any of
-//! these calls, whatever the profile allows. Inside, it can neither create a network namespace nor mount anything but
-//! what passt mounts. In two places the profile is stricter than the default: foreign 32-bit calls are denied, and
-//! sockets are limited to the four families that QEMU, libvirt and passt use, because a user namespace exposes more
-//! of the kernel to the other families.
+//! Only exactly these flags are allowed. Outside its own user namespace, the pod has no permission for any of these
+//! calls, whatever the profile allows. Inside, it can neither create a network namespace nor mount anything except
+//! passt's mounts. The profile is stricter than the default in two respects: foreign 32-bit calls are denied, and
+//! sockets are limited to the four families that QEMU, libvirt and passt use. The limit is needed because a user
+//! namespace exposes more of the kernel to the other families.
 
 use serde_json::{Value, json};
 
 const ALLOWED: &str = include_str!("seccomp/allowed.txt");
 
-/// AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK.
+/// Allowed socket families: AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK.
 const SOCKET_FAMILIES: [u64; 4] = [1, 2, 10, 16];
-/// Values that `personality` may set, as in the default: Linux, and both with UNAME26; the last value is the query.
+/// Values that `personality` may set, as in the default: Linux, and both with UNAME26. The last value is the query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
-/// All namespace flags of `clone`. None of them is allowed, as in the default.
+/// All namespace flags of `clone`. As in the default, none of them is allowed.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
-/// CLONE_NEWUSER; then CLONE_NEWNS, NEWUTS, NEWIPC and NEWPID.
+/// Allowed flags of `unshare`: first CLONE_NEWUSER, then the combination of CLONE_NEWNS, NEWUTS, NEWIPC and NEWPID.
 const UNSHARE: [u64; 2] = [0x1000_0000, 0x2c02_0000];
-/// MS_REC and MS_UNBINDABLE, which only restricts existing mounts; then MS_RDONLY, NOSUID, NODEV and NOEXEC, with
-/// which passt mounts an empty root.
+/// Allowed flags of `mount`.
+///
+/// The first value is MS_REC and MS_UNBINDABLE, which only restricts existing mounts. The second is MS_RDONLY, NOSUID,
+/// NODEV and NOEXEC, with which passt mounts an empty root.
 const MOUNT: [u64; 2] = [0x2_4000, 0xf];
-/// MNT_DETACH and UMOUNT_NOFOLLOW, which remove the old root.
+/// Allowed flags of `umount2`: MNT_DETACH and UMOUNT_NOFOLLOW, which remove the old root.
 const UMOUNT: u64 = 0xa;
 const ENOSYS: u32 = 38;
 
@@ -36,7 +40,7 @@ pub fn profile() -> String {
 }
 
 fn profile_for(architecture: &str) -> String {
-    // On s390x the kernel takes the flags of `clone` as the second argument.
+    // On s390x, the kernel takes the flags of `clone` as the second argument.
     let (name, clone_flags) = match architecture {
         "aarch64" => ("SCMP_ARCH_AARCH64", 0),
         "s390x" => ("SCMP_ARCH_S390X", 1),
@@ -60,7 +64,7 @@ fn profile_for(architecture: &str) -> String {
     json!({"defaultAction": "SCMP_ACT_ERRNO", "architectures": [name], "syscalls": rules}).to_string()
 }
 
-/// Returns a rule that allows a call if one argument has one value.
+/// Returns a rule that allows a call only if one argument has this value.
 fn only(name: &str, index: u32, value: u64) -> Value {
     json!({
         "names": [name],
@@ -80,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns whether the profile allows a call: a minimal filter with the rules of libseccomp.
+    /// Returns whether the profile allows a call. This is a minimal filter with the rules of libseccomp.
     fn allows(profile: &Value, name: &str, arguments: &[u64]) -> bool {
         let number = |value: &Value| value.as_u64().unwrap();
         let allows = |rule: &Value| {
@@ -120,19 +124,19 @@ mod tests {
                 assert!(allows(name, arguments), "{name} {arguments:x?} on {architecture}");
             }
             for (name, arguments) in [
-                // New network and cgroup namespaces, a user namespace combined with a mount namespace, and no flags.
+                // The flags of a network namespace, a cgroup namespace, a user and mount namespace, and no flags.
                 ("unshare", &[0x4000_0000][..]),
                 ("unshare", &[0x0200_0000]),
                 ("unshare", &[0x1002_0000]),
                 ("unshare", &[0]),
-                // A bind mount, a remount, an ordinary mount.
+                // The flags are for a bind mount, a remount, and an ordinary mount.
                 ("mount", &[0, 0, 0, 0x1000]),
                 ("mount", &[0, 0, 0, 0x20]),
                 ("mount", &[0, 0, 0, 0]),
                 ("umount2", &[0, 0]),
                 ("clone", &[0x1000_0011, 0x1000_0011]),
                 ("clone3", &[]),
-                // AF_ALG, AF_VSOCK, AF_PACKET.
+                // The families are AF_ALG, AF_VSOCK and AF_PACKET.
                 ("socket", &[38]),
                 ("socket", &[40]),
                 ("socket", &[17]),
@@ -145,7 +149,7 @@ mod tests {
             ] {
                 assert!(!allows(name, arguments), "{name} {arguments:x?} on {architecture}");
             }
-            // A thread and a process, as the C library creates them.
+            // The C library creates a thread and a process with these flags.
             for flags in [0x003d_0f00, 0x0120_0011] {
                 assert!(allows("clone", &[flags, flags]), "{flags:x} on {architecture}");
             }

@@ -1,4 +1,4 @@
-//! Whether the process at the other end of a unix socket has read everything that was written.
+//! Determines whether the process at the other end of a Unix socket has read all written data.
 
 use std::{
     io,
@@ -10,25 +10,27 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// Smaller counts are not messages. Each queued message counts with the kernel's own data about it, hundreds of
-/// bytes. While a message is being freed, the kernel may count one byte for it.
+/// Minimum count of a message in bytes. Smaller counts are not messages.
+///
+/// Each queued message counts with the kernel's own data about it, which is hundreds of bytes. While a message is being
+/// freed, the kernel may count one byte for it.
 const SMALLEST_MESSAGE: c_int = 64;
 
 /// State of the written data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnreadData {
-    /// Part of it has not been read.
+    /// A part of the data has not been read.
     Some,
-    /// All of it has been read, and the other end is still open.
+    /// All data has been read, and the other end is still open.
     Nothing,
-    /// The other end is closed. Unread data has been discarded, so it is unknown whether all was read.
+    /// The other end is closed. Unread data has been discarded, so it is unknown whether all data was read.
     HungUp,
 }
 
-/// Returns whether everything written to a connected unix stream socket has been read.
+/// Returns whether all data that was written to a connected Unix stream socket has been read.
 ///
 /// # Errors
-/// If the descriptor is not such a socket.
+/// If the descriptor is not a connected Unix stream socket.
 #[expect(unsafe_code, reason = "an ioctl has no safe form")]
 pub fn unread(socket: BorrowedFd<'_>) -> io::Result<UnreadData> {
     nix::ioctl_read_bad!(outq, TIOCOUTQ, c_int);

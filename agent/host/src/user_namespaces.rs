@@ -1,4 +1,4 @@
-//! The kernel's limits on user namespaces, in which a guest's network sandboxes itself.
+//! Limits of the kernel on user namespaces, in which a guest's network sandboxes itself.
 
 use crate::roots::Roots;
 
@@ -7,8 +7,9 @@ pub fn limit(roots: &Roots) -> Option<u64> {
     roots.proc_text("sys/user/max_user_namespaces")?.parse().ok()
 }
 
-/// Returns whether users other than root may create a user namespace; `None` if the kernel has no such setting, which
-/// means yes. Debian's and Ubuntu's kernels have it.
+/// Returns whether users other than root may create a user namespace.
+///
+/// `None` means that the kernel has no such setting and allows it. The kernels of Debian and Ubuntu have the setting.
 pub fn for_everybody(roots: &Roots) -> Option<bool> {
     Some(roots.proc_text("sys/kernel/unprivileged_userns_clone")? != "0")
 }

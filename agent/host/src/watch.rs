@@ -1,8 +1,8 @@
 //! Detection of changes to the machine, without polling.
 //!
-//! Watched are the folder of /dev/kvm, KVM's module parameters, and files that the caller specifies. The kernel
-//! reports a change of a parameter only if it is written through sysfs, and never reports the loading of a module;
-//! but the device node appears together with the module. An event is a reason to take the fingerprint again, not
+//! The watch covers the folder of /dev/kvm, KVM's module parameters, and files that the caller specifies. The kernel
+//! reports a change of a parameter only if it is written through sysfs, and never reports the loading of a module.
+//! However, the device node appears together with the module. An event is a reason to take the fingerprint again, not
 //! proof of a change.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{kernel, roots::Roots};
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct WatchedFolder {
     folder: PathBuf,
-    /// If set, only events of this name count.
+    /// Name of the relevant file; `None` if all names are relevant.
     name: Option<OsString>,
     events: AddWatchFlags,
 }
@@ -39,10 +39,10 @@ pub struct HostWatch {
 }
 
 impl HostWatch {
-    /// Watches this machine and additionally `files`, for instance the kubelet's state of pinned CPUs.
+    /// Watches this machine and additionally `files`, for example the kubelet's state of pinned CPUs.
     ///
     /// # Errors
-    /// If the kernel provides no inotify instance. Missing folders are not an error.
+    /// If the kernel cannot provide an inotify instance. Missing folders are not an error.
     pub fn new(files: &[PathBuf]) -> io::Result<Self> {
         Self::with_roots(&Roots::default(), files)
     }
@@ -50,7 +50,7 @@ impl HostWatch {
     /// Watches the machine whose files are in `roots`.
     ///
     /// # Errors
-    /// If the kernel provides no inotify instance.
+    /// If the kernel cannot provide an inotify instance.
     pub fn with_roots(roots: &Roots, files: &[PathBuf]) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         let mut watch = Self {
@@ -66,7 +66,7 @@ impl HostWatch {
     /// Reads all pending events and returns whether any of them is relevant.
     ///
     /// # Errors
-    /// If reading fails.
+    /// If reading the events fails.
     pub fn drain(&mut self) -> io::Result<bool> {
         let mut interesting = false;
         loop {
@@ -82,7 +82,7 @@ impl HostWatch {
             }
         }
         if interesting {
-            // A new module adds a folder of parameters, and an ended watch may be possible again.
+            // A new module adds a folder of parameters, and a watch that has ended may be possible again.
             self.arm();
         }
         Ok(interesting)
@@ -109,8 +109,8 @@ impl HostWatch {
             if self.watched.values().flatten().any(|watched| *watched == target) {
                 continue;
             }
-            // IN_MASK_ADD, which nix does not define, extends an existing watch of the same folder. A folder that is
-            // missing now may appear later.
+            // IN_MASK_ADD, which nix does not define, extends an existing watch of the same folder. A missing folder
+            // may appear later.
             let add = AddWatchFlags::from_bits_retain(nix::libc::IN_MASK_ADD);
             let events = target.events | add | AddWatchFlags::IN_ONLYDIR;
             if let Ok(descriptor) = self.inotify.add_watch(&target.folder, events) {
@@ -133,7 +133,7 @@ impl HostWatch {
                 events,
             })
         };
-        // Guests open the device for writing and close it all the time; such events are irrelevant.
+        // Guests open the device for writing and close it continuously. These events are irrelevant.
         let mut targets: Vec<WatchedFolder> = named(&self.roots.kvm, came_or_went | AddWatchFlags::IN_ATTRIB)
             .into_iter()
             .collect();

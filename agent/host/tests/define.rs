@@ -5,8 +5,8 @@
 //!                    └─▶ a few shapes are started too, paused and by emulation
 //! ```
 //!
-//! Tests whose requirements are not installed print their name as skipped and pass. Where libvirt has no passt
-//! (before 9.2, or built without), they leave out what depends on it, and print that too.
+//! Tests whose requirements are not installed print their name as skipped and pass. If libvirt does not support passt
+//! (before 9.2, or built without it), the tests omit the parts that depend on passt, and print that too.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 #![expect(clippy::panic, reason = "helpers of tests may panic as tests do")]
@@ -38,7 +38,7 @@ use specs::Case;
 
 const UID: &str = "7d5a3f80-0000-4000-8000-000000000001";
 
-/// Generates the domain of test/guest on a node that emulates.
+/// Generates the domain XML of the virtual machine test/guest.
 fn described(
     spec: &VirtualMachineInstanceSpec,
     masked: &BTreeSet<String>,
@@ -62,8 +62,9 @@ fn described(
     .unwrap_or_else(|problem| panic!("{}: {problem}", problem.reason()))
 }
 
-/// Puts the features of a guest of KVM into a domain that is emulated. A libvirt without KVM defines them, though it
-/// would not start the guest.
+/// Replaces the features of an emulated domain with the features of a KVM domain.
+///
+/// A libvirt without KVM can define such a domain, but cannot start the guest.
 fn with_features_of_kvm(emulated: &str, by_kvm: &str) -> String {
     let features = |xml: &str| {
         let (begin, end) = (xml.find("<features>").unwrap(), xml.find("</features>").unwrap());
@@ -74,10 +75,10 @@ fn with_features_of_kvm(emulated: &str, by_kvm: &str) -> String {
     xml
 }
 
-/// Elements that libvirt adds to the devices of every such machine.
+/// Elements that libvirt adds to the devices of every domain of this kind.
 const ADDED: [&str; 4] = ["emulator", "input", "audio", "watchdog"];
 
-/// Returns the devices and addresses that libvirt added.
+/// Returns the devices and addresses in `read` that libvirt added.
 fn made_up(written: &Document<'_>, read: &Document<'_>) -> Vec<String> {
     let addresses = |document: &Document<'_>| -> BTreeSet<String> {
         let all = document.descendants().filter(|node| node.has_tag_name("address"));
@@ -117,7 +118,7 @@ fn libvirt_accepts_every_spec_and_keeps_the_written_xml() {
     let host = Host::start();
     let config = Config {
         cases: 64,
-        // This is not a library's test, so there is no source file to put the failures next to.
+        // This test is not in a library, so proptest has no source file next to which it could store the failures.
         failure_persistence: None,
         ..Config::default()
     };
@@ -140,14 +141,14 @@ fn libvirt_accepts_every_spec_and_keeps_the_written_xml() {
         .unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// A kind of guest: its name, its spec, the masked features.
+/// A kind of guest: name, domain of the spec, and masked CPU features.
 struct GuestShape {
     name: &'static str,
     domain: Value,
     masked: &'static [&'static str],
 }
 
-/// Returns a disk with a bus and options that depend on its number.
+/// Returns the disk number `i`, whose bus and options depend on the number.
 fn shaped_disk(i: usize) -> Value {
     let target = match i % 8 {
         0 => json!({"disk": {"bus": "virtio", "readonly": true}}),
@@ -257,7 +258,7 @@ fn shapes_of_guests_start() {
         let spec: VirtualMachineInstanceSpec = serde_json::from_value(json!({"domain": domain})).unwrap();
         let masked = shape.masked.iter().map(|&name| name.to_owned()).collect();
         let disks = host.prepare(&spec);
-        // As in a pod, but in the test's own folder.
+        // The files are used as in a pod, but in the test's own folder.
         let xml = described(&spec, &masked, None, &disks, VirtType::Qemu)
             .replace(RUN_FOLDER, host.folder().to_str().unwrap());
         let given = host.understood(&xml);
@@ -290,14 +291,14 @@ fn shapes_of_guests_start() {
     }
 }
 
-/// Returns whether the domain has such a device.
+/// Returns whether the domain has a device with this element name.
 fn has_device(xml: &str, name: &str) -> bool {
     let document = Document::parse(xml).unwrap();
     let mut devices = document.descendants().filter(|node| node.has_tag_name("devices"));
     devices.any(|parent| parent.children().any(|child| child.has_tag_name(name)))
 }
 
-/// libvirt refuses these documents too, so Drydock's own refusals are justified.
+/// libvirt also refuses these documents, which justifies Drydock's own refusals.
 #[test]
 fn libvirt_also_refuses_documents_refused_by_drydock() {
     if skipped("libvirt_also_refuses_documents_refused_by_drydock") {
@@ -316,7 +317,8 @@ fn libvirt_also_refuses_documents_refused_by_drydock() {
                 "interfaces": [{"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01"}],
             },
         },
-        // A drive without a volume has no place in the order of booting, nor has an empty disk.
+        // A drive without a volume and an empty disk have no boot order position, so the spec has a volume for each of
+        // its disks.
         "volumes": [
             {"name": "a", "persistentVolumeClaim": {"claimName": "a"}},
             {"name": "b", "persistentVolumeClaim": {"claimName": "b"}},

@@ -1,5 +1,5 @@
-//! Guests under a pod's libvirtd: real QEMUs without a disk, which only get as far as their BIOS, and libvirtds that
-//! exit, hang, or are other programs.
+//! Guests under a pod's libvirtd: real QEMUs without a disk, which only run their BIOS, and libvirtds that exit, hang,
+//! or are other programs.
 //!
 //! Tests whose requirements (programs, or root) are missing print their name as skipped and pass.
 
@@ -36,7 +36,7 @@ const XML: &str = "<domain type='qemu'>
   </devices>
 </domain>";
 
-/// Long enough for a busy machine, short enough for a test to wait for.
+/// Deadlines that are long enough for a busy machine and short enough for a test that waits for them.
 const SOON: CallDeadlines = CallDeadlines {
     open: Duration::from_secs(2),
     read: Duration::from_secs(2),
@@ -59,7 +59,7 @@ async fn lifecycle(events: &mut DomainEvents) -> Event {
     }
 }
 
-/// Returns how the guest stopped. If QEMU shuts down cleanly, other events precede this one.
+/// Returns the detail of the guest's stop event. If QEMU shuts down cleanly, other events precede the stop event.
 async fn stopped(events: &mut DomainEvents) -> StoppedDetail {
     loop {
         if let Event::Stopped(detail) = lifecycle(events).await {
@@ -158,8 +158,8 @@ async fn killed_libvirtd_is_found_again_with_the_running_guest() {
 
     let (guest, mut events) = connect(&pod).await;
     assert_eq!(guest.state().await.unwrap().as_str(), "running");
-    // Waits until libvirtd has reconnected to QEMU. During the reconnect the guest would be killed too, but the call
-    // would be refused, because nothing is left to kill.
+    // The call waits until libvirtd has reconnected to QEMU. During the reconnect, `destroy` would also kill the guest,
+    // but libvirtd would refuse the call, because no process is left to kill.
     guest.suspend().await.unwrap();
     let ended = guest.destroy().await;
     assert_eq!(ended, Ok(()), "{}", pod.log());
@@ -184,7 +184,7 @@ async fn guest_crash_is_reported() {
     assert_eq!(guest.state().await, Ok(DomainState::ShutOff(ShutOffReason::Crashed)));
 }
 
-/// Returns the processes whose command line contains this text.
+/// Returns the processes whose command line contains `argument`.
 fn processes_with(argument: &str) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries
@@ -211,7 +211,7 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
     let libvirtd = pod.libvirtd().await;
     nix::sys::signal::kill(libvirtd, Signal::SIGSTOP).unwrap();
 
-    // A call whose caller gives up still ends, and the next call gets the error.
+    // A call whose caller stops waiting still ends, and the next call receives the error.
     let names = guest.names();
     tokio::select! {
         biased;
@@ -251,7 +251,7 @@ async fn connect_to(serve: impl Fn(&mut UnixStream) + Send + 'static) -> CallErr
     let pod = Pod::empty();
     let folder = pod.volume().join("libvirt");
     std::fs::create_dir(&folder).unwrap();
-    // Through a short path, because the real one is too long for a socket.
+    // The socket is bound through a short path, because the real path is too long for a socket address.
     let short = std::fs::File::open(&folder).unwrap();
     let path = format!("/proc/self/fd/{}/libvirt-sock", std::os::fd::AsRawFd::as_raw_fd(&short));
     let listener = UnixListener::bind(path).unwrap();
@@ -287,7 +287,7 @@ async fn a_server_that_talks_garbage_is_hung_up_on() {
             "{error:?}"
         );
     }
-    // Well-formed, but nonsense: replies to calls that were never made, and broken replies.
+    // The replies are well-formed but meaningless: replies to calls that were never made, and broken replies.
     for (program, serial, status) in [
         (0x2000_8086u32, 77u32, 0u32),
         (1, 0, 0),

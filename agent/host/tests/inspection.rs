@@ -1,4 +1,4 @@
-//! The inspection with a real libvirtd and QEMU, and with libvirtds that misbehave.
+//! Inspection with a real libvirtd and QEMU, and with libvirtds that misbehave.
 //!
 //! Tests whose requirements are not installed print their name as skipped and pass.
 
@@ -13,7 +13,7 @@ use drydock_host::{
     roots::Roots,
 };
 
-/// Returns the first of these programs that is missing.
+/// Returns the first of `programs` that is not installed.
 fn missing(programs: &[&str]) -> Option<String> {
     let found = |program: &&str| {
         ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"]
@@ -64,7 +64,7 @@ fn virsh(uri: &str, arguments: &[&str]) -> String {
 
 const NEEDED: &[&str] = &["libvirtd", "virsh", "qemu-system-x86_64"];
 
-/// Returns the models in the output of `virsh domcapabilities` that are not unusable.
+/// Returns the CPU models in the output of `virsh domcapabilities` that are not marked as unusable.
 #[cfg(target_arch = "x86_64")]
 fn usable_models(domain: &str) -> BTreeSet<&str> {
     domain
@@ -74,7 +74,7 @@ fn usable_models(domain: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Returns the features in the output of `virsh hypervisor-cpu-baseline`.
+/// Returns the CPU features in the output of `virsh hypervisor-cpu-baseline`.
 #[cfg(target_arch = "x86_64")]
 fn required_features(baseline: &str) -> BTreeSet<&str> {
     baseline
@@ -106,7 +106,7 @@ fn emulation_is_described_like_in_virsh() {
     let found = report.facts.virtualization.unwrap();
     assert_eq!(found.virt_type, VirtType::Qemu);
 
-    // The same queries through virsh, to a freshly started libvirtd.
+    // virsh sends the same queries to a freshly started libvirtd.
     let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
     let uri = daemon.uri();
@@ -156,7 +156,7 @@ fn emulation_is_described_like_in_virsh() {
     assert!(version.contains(&format!("QEMU {}", found.qemu_version)), "{version}");
 }
 
-/// The report is consistent, with or without KVM on this machine.
+/// The report of this machine is consistent, with or without KVM.
 #[test]
 fn inspection_of_the_test_host_is_consistent() {
     if skipped("inspection_of_the_test_host_is_consistent", NEEDED) {
@@ -179,7 +179,7 @@ fn inspection_of_the_test_host_is_consistent() {
     assert!(!report.facts.kvm.message.is_empty());
 }
 
-/// A running libvirt is queried and left running.
+/// A running libvirtd is queried and keeps running after the inspection.
 #[test]
 fn a_given_libvirt_is_left_running() {
     if skipped("a_given_libvirt_is_left_running", NEEDED) {

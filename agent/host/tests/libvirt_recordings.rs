@@ -1,9 +1,9 @@
-//! libvirt's own recordings of machines, parsed by the agent's parsers and judged by its rules.
+//! libvirt's own recordings of machines, parsed by the agent's parsers and judged by Drydock's rules.
 //!
 //! libvirt's source has domain capabilities of many machines under `tests/domaincapsdata`, and its CPU map under
-//! `src/cpu_map`. Their licence is not this repository's, so they are not kept here. The test reads the source in the
-//! folder `DRYDOCK_LIBVIRT_SOURCE`, prints a line for each machine and fails where Drydock's verdict differs from
-//! libvirt's. `hack/compare-libvirt-verdicts` runs it.
+//! `src/cpu_map`. Their licence differs from the licence of this repository, so the repository does not contain copies
+//! of them. The test reads the source in the folder `DRYDOCK_LIBVIRT_SOURCE`, prints a line for each machine and fails
+//! if Drydock's verdict differs from libvirt's. `hack/compare-libvirt-verdicts` runs the test.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
@@ -25,11 +25,11 @@ use roxmltree::Document;
 
 /// The environment variable with the folder of libvirt's source.
 const SOURCE: &str = "DRYDOCK_LIBVIRT_SOURCE";
-/// The minimum models to judge.
+/// The minimum CPU models to judge.
 const MINIMA: [&str; 3] = ["Penryn", "Nehalem", "Haswell-noTSX"];
 
-/// Known differences, by recording and model: the emulation of that old QEMU lists a feature of the model that
-/// libvirt's map does not have.
+/// Known differences, by recording and model: the emulation of this old QEMU lists a feature of the model that
+/// libvirt's CPU map does not have.
 const KNOWN: [(&str, &str); 1] = [("qemu_4.2.0-tcg.x86_64", "Nehalem")];
 
 /// A machine that libvirt has recorded.
@@ -68,7 +68,7 @@ fn machines(folder: &Path) -> Vec<RecordedMachine> {
         .collect()
 }
 
-/// Returns every feature that a guest can have: the host model, expanded like in libvirt's baseline.
+/// Returns every CPU feature that a guest can have: the host model, expanded like in libvirt's baseline.
 fn features(machine: &RecordedMachine, map: &CpuMap) -> Option<BTreeSet<String>> {
     let host = machine.found.host_model.as_ref()?;
     let mut features = map.features(&host.name)?;
@@ -77,7 +77,7 @@ fn features(machine: &RecordedMachine, map: &CpuMap) -> Option<BTreeSet<String>>
     Some(features)
 }
 
-/// Returns whether the machine satisfies a minimum model: libvirt's verdict, then Drydock's.
+/// Returns libvirt's verdict and Drydock's verdict on whether the machine satisfies a minimum model.
 fn verdicts(machine: &RecordedMachine, map: &CpuMap, model: &str) -> [Option<bool>; 2] {
     let listed = machine.found.models.iter().find(|known| known.name == model);
     let theirs = listed.and_then(|listed| match listed.usable {

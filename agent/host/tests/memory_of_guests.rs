@@ -1,4 +1,4 @@
-//! The memory that a guest costs its agent. This test has a process of its own, so that nothing else is measured.
+//! Memory that a guest costs its agent. This test has its own process, so that only the guests are measured.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 #![expect(dead_code, reason = "not all of the pod's helpers are needed here")]
@@ -31,7 +31,7 @@ async fn guest_connection_stays_within_the_memory_limit() {
     let connect = async |name: &str| {
         let connected = DomainHandle::connect_when_open(&folder, SOCKET, name, CallDeadlines::default()).await;
         let (guest, events) = connected.unwrap();
-        // Calls as an agent makes them, so that the thread has done some work.
+        // The test makes calls as an agent makes them, so that the thread has executed some work.
         assert_eq!(guest.names().await, Ok(vec![]));
         assert!(guest.versions().await.is_ok() && guest.state().await.is_err());
         (guest, events)

@@ -1,4 +1,4 @@
-//! Guests that migrate between the libvirtds of two pods: real QEMUs that only get as far as their BIOS.
+//! Guests that migrate between the libvirtds of two pods. The guests are real QEMUs that only run their BIOS.
 //!
 //! Tests whose requirements (programs, or root) are missing print their name as skipped and pass.
 
@@ -38,7 +38,7 @@ fn xml(disk: &str) -> String {
     )
 }
 
-/// Two pods: source and target.
+/// Two pods: the source and the target of a migration.
 struct Pair {
     source: Side,
     target: Side,
@@ -61,7 +61,7 @@ impl Side {
         Self { pod, guest, events }
     }
 
-    /// Returns the events up to and including this one, without those for passes over the memory.
+    /// Returns the events up to and including `last`, without the events for passes over the memory.
     async fn until(&mut self, last: &str) -> Vec<String> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|event| event != last) {
@@ -75,7 +75,7 @@ impl Side {
         seen
     }
 
-    /// Defines and starts the guest.
+    /// Defines and starts the guest, and waits for its start event.
     async fn run(&mut self, disk: &str) {
         self.guest.define(&xml(disk)).await.unwrap();
         let started = self.guest.create(InitialState::Running).await;
@@ -85,7 +85,7 @@ impl Side {
 }
 
 impl Pair {
-    /// Creates both pods, with a guest running in the source.
+    /// Creates both pods, and starts a guest in the source.
     async fn new(disk: &str) -> Self {
         let (mut source, target) = (Side::new().await, Side::new().await);
         source.run(disk).await;
@@ -93,7 +93,7 @@ impl Pair {
     }
 }
 
-/// Removes shutdown events. libvirt may send one if QEMU reports the shutdown before it exits.
+/// Removes shutdown events. libvirt may send a shutdown event if QEMU reports the shutdown before it exits.
 fn without_shutdown(events: &[String]) -> Vec<&str> {
     let events = events.iter().map(String::as_str);
     events.filter(|event| !event.starts_with("Shutdown")).collect()
@@ -108,11 +108,11 @@ fn migration() -> Migration {
     }
 }
 
-/// A migration in progress. Dropping it drops the call.
+/// A migration in progress. Dropping this value drops the call.
 struct Moving(JoinSet<Result<(), CallError>>);
 
 impl Moving {
-    /// Begins the migration, and waits until this stream is connected.
+    /// Begins the migration, and waits until `stream` is connected.
     async fn begin(guest: &DomainHandle, tunnel: &Tunnel, stream: MigrationStream) -> Self {
         let guest = guest.clone();
         let mut moving = JoinSet::new();
@@ -124,7 +124,7 @@ impl Moving {
         Self(moving)
     }
 
-    /// Waits for the end and returns the result.
+    /// Waits for the end of the migration and returns its result.
     async fn ended(mut self) -> Result<(), CallError> {
         self.0.join_next().await.unwrap().unwrap()
     }
@@ -148,7 +148,7 @@ async fn guest_waits_at_target_for_release_and_moves_back() {
     tunnel.hold(MigrationStream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
 
-    // All other calls are possible meanwhile, over the other connection.
+    // All other calls are possible during the migration, over the other connection.
     let job = source.guest.job().await.unwrap().unwrap();
     assert!(job.is_active());
     assert_eq!(job.operation, JobOperation::OutgoingMigration);
@@ -203,7 +203,7 @@ async fn guest_waits_at_target_for_release_and_moves_back() {
     );
     assert_eq!(target.guest.state().await, Ok(State::Running(RunningReason::Unpaused)));
 
-    // Migrate back to the source, where the domain is still defined.
+    // The guest migrates back to the source, where the domain is still defined.
     let _tunnel = Tunnel::new(&target.pod, &source.pod);
     target
         .guest
@@ -275,7 +275,8 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
         return;
     }
     let Pair { source, mut target } = Pair::new("").await;
-    // libvirt's error for a closed connection is the same for both connections.
+    // libvirt reports the same error for a closed connection of its own to the target and for a closed client
+    // connection.
     let tunnel = Tunnel::new(&source.pod, &target.pod);
     tunnel.hold(MigrationStream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
@@ -283,15 +284,15 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
     let gone = target.until("Stopped Destroyed").await;
     assert_eq!(without_shutdown(&gone), ["Started Migrated", "Stopped Destroyed"]);
     assert_eq!(target.guest.state().await, Err(CallError::NoDomain));
-    // A libvirt that misses the end of its connection notices it at QEMU's next message, and QEMU may block in a
-    // write for as long as nothing reads.
+    // A libvirtd that misses the end of its connection notices the end at QEMU's next message, and QEMU may block in a
+    // write for as long as no process reads the data.
     tunnel.release(MigrationStream::Memory);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
     assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
     drop(tunnel);
 
-    // The same for a connection that could never be opened.
+    // libvirt also refuses a migration whose connection to the target cannot be opened.
     let refused = source.guest.migrate(migration()).await.unwrap_err();
     assert!(matches!(refused, CallError::Refused(_)), "{refused:?}");
 }
@@ -305,14 +306,15 @@ async fn guest_paused_for_switchover_resumes_if_migration_fails() {
     let tunnel = Tunnel::new(&source.pod, &target.pod);
     tunnel.hold(MigrationStream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
-    // The call that reports to the target that everything is there does not get through.
+    // The call that reports the end of the data does not reach the target.
     tunnel.hold(MigrationStream::Libvirt);
     tunnel.release(MigrationStream::Memory);
     assert_eq!(source.until("Suspended Migrated").await, ["Suspended Migrated"]);
     tunnel.cut(MigrationStream::Libvirt);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
-    // Resumed by QEMU itself, if it had not finished yet, or by libvirt, which then reports the cancelled migration.
+    // QEMU resumes the guest if QEMU had not finished yet. Otherwise libvirt resumes the guest and reports the
+    // cancelled migration.
     let resumed = loop {
         match source.events.recv().await.unwrap() {
             DomainEvent::Lifecycle(event) => break event,
@@ -369,13 +371,13 @@ async fn killed_libvirtd_ends_call_and_migration_but_not_the_guest() {
     let lost = moving.ended().await.unwrap_err();
     assert!(!lost.is_reply(), "{lost:?}");
     target.until("Stopped Destroyed").await;
-    // QEMU does not respond while it blocks in a write that nothing reads.
+    // QEMU does not respond while it blocks in a write whose data no process reads.
     tunnel.release(MigrationStream::Memory);
     let (guest, _events) =
         DomainHandle::connect_when_open(&source.pod.folder(), SOCKET, NAME, CallDeadlines::default())
             .await
             .unwrap();
-    // Waits until libvirtd has reconnected to QEMU and has cancelled the migration.
+    // The call waits until libvirtd has reconnected to QEMU and has cancelled the migration.
     guest.suspend().await.unwrap();
     assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
     assert_eq!(guest.job().await, Ok(None));
@@ -392,15 +394,16 @@ fn qemu_img(arguments: &[&str]) -> String {
     String::from_utf8(ran.stdout).unwrap()
 }
 
-/// Creates the disk of a pod: 1 MiB on top of an image that is the same in both pods, with this byte in the whole
-/// third quarter.
+/// Creates the disk of a pod: a 1 MiB layer on top of an image that is identical in both pods.
+///
+/// If `written` is not `None`, the layer has this byte in its whole third quarter.
 fn layered_disk(pod: &Pod, written: Option<u8>) {
     let disks = pod.scratch.join("disks");
     pod.own(&disks);
     fs::write(disks.join("base"), vec![b'b'; 1 << 20]).unwrap();
     let root = disks.join("root");
     let root_name = root.to_str().unwrap();
-    // The path is that of the pod's processes, and is not opened here.
+    // The path is the path that the pod's processes see, and is not opened by `qemu-img`.
     let base = format!("{MOUNT}/disks/base");
     qemu_img(&[
         "create", "-q", "-u", "-f", "qcow2", "-b", &base, "-F", "raw", root_name, "1M",
@@ -464,7 +467,7 @@ async fn copied(copied: CopiedContent) {
     target.guest.resume().await.unwrap();
     target.guest.destroy().await.unwrap();
     assert!(content(&target.pod) == expected, "the disk has changed on its way");
-    // The layer contains the written data, and the data of the layer below only if that was copied too.
+    // The layer contains the written data. It contains the data of the layer below only if the data was copied too.
     let layer = target.pod.scratch.join("disks/root");
     let map = qemu_img(&[
         "map",

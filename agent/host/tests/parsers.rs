@@ -1,4 +1,4 @@
-//! For any response of a libvirt, the parsers terminate, do not panic, and return no more than their bounds allow.
+//! Tests that the parsers terminate, do not panic and stay within their bounds for any response of a libvirt.
 
 use drydock_api::facts::CpuModel;
 use drydock_host::{
@@ -55,7 +55,7 @@ fn feed(text: &str) {
     }
 }
 
-/// Generates a recording with a piece cut out, duplicated or overwritten.
+/// Generates a recording with a part that was removed, duplicated or overwritten.
 fn mutated() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just(String::new()),
@@ -189,7 +189,7 @@ fn recordings_cut_anywhere() {
     }
 }
 
-/// Runs on a thread with the same stack size as the inspection's threads.
+/// The test runs on a thread with the same stack size as the inspection's threads.
 #[test]
 fn deep_nesting() {
     for (root, element) in [

@@ -1,4 +1,4 @@
-//! The pod's addresses as passt would find them: those of the default route's interface.
+//! Addresses of the pod as passt would find them: the addresses of the default route's interface.
 //!
 //! ```text
 //! /proc/net/route ──────┐
@@ -10,7 +10,7 @@ use std::{fs, net::IpAddr};
 use drydock_api::launcher::PodAddress;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
-/// Returns the addresses. Returns none if they cannot be found; passt then finds them itself.
+/// Returns the addresses of the pod. If there are none, passt finds the addresses itself.
 pub(crate) fn of_pod() -> Vec<PodAddress> {
     let table = |name: &str| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
     let (ipv4, ipv6) = (default_ipv4(&table("route")), default_ipv6(&table("ipv6_route")));
@@ -24,13 +24,13 @@ pub(crate) fn of_pod() -> Vec<PodAddress> {
             (through.as_ref() == Some(&interface.interface_name)).then_some(address)
         })
         .collect();
-    // Only the first address of each family counts.
+    // Only the first address of each family is used.
     found.sort_by_key(|address| address.address.is_ipv6());
     found.dedup_by_key(|address| address.address.is_ipv6());
     found
 }
 
-/// Returns an address with its prefix length, if others can reach it.
+/// Returns an address with its prefix length; `None` if other hosts cannot reach the address.
 fn pod_address(address: SockaddrStorage, mask: SockaddrStorage) -> Option<PodAddress> {
     let of = |address: &SockaddrStorage| -> Option<IpAddr> {
         let ipv4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));

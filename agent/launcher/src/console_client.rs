@@ -1,5 +1,7 @@
-//! The client of the guest's first serial port: a user of the node's agent, who sees the output from now on, and whose input
-//! goes to the guest.
+//! Client of the guest's first serial port.
+//!
+//! The client is a user who is connected through the node's agent. It receives the output from the time of its
+//! connection, and its input goes to the guest.
 //!
 //! ```text
 //!  QEMU ──output──▶ Console ──▶ log
@@ -7,7 +9,7 @@
 //!    └──── at most 4 KiB ◀─────────────────────────────── client    a slow guest makes the client wait
 //! ```
 //!
-//! There is one client at a time; the next one replaces it.
+//! There is one client at a time. The next client replaces it.
 
 use std::{
     collections::VecDeque,
@@ -25,18 +27,18 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags};
 
-/// Maximum output that waits for the client, in bytes.
+/// Maximum output that is queued for the client, in bytes.
 const OUTPUT: usize = 64 * 1024;
-/// Maximum input that waits for the guest, in bytes.
+/// Maximum input that is queued for the guest, in bytes.
 const INPUT: usize = 4 * 1024;
 
-/// The socket for clients, and the present client.
+/// Socket for clients, and the current client.
 #[derive(Debug)]
 pub(crate) struct ConsoleClient {
     listener: UnixListener,
     connection: Option<UnixStream>,
     output: VecDeque<u8>,
-    /// Number of bytes of output that the client has lost since the last note about it.
+    /// Number of bytes of output that the client has lost since the last note about lost output.
     lost: usize,
     input: Vec<u8>,
 }
@@ -48,7 +50,7 @@ impl ConsoleClient {
     /// If the socket cannot be created.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
-        // Only for the agent, which is root, and processes of the same user.
+        // Only the agent, which is root, and processes of the same user can connect.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         Ok(Self {
@@ -67,14 +69,14 @@ impl ConsoleClient {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::POLLIN, self.input.len() < INPUT);
             flags.set(PollFlags::POLLOUT, !self.output.is_empty());
-            // `poll` returns at once for a client that has gone, even without flags, although its input cannot be read
-            // before the guest takes some.
+            // `poll` returns at once for a client that has disconnected, even without flags. Its input cannot be read
+            // before the guest takes some input.
             (!flags.is_empty()).then(|| PollFd::new(connection.as_fd(), flags))
         });
         [Some(listener), connection].into_iter().flatten()
     }
 
-    /// Returns whether input waits for the guest.
+    /// Returns whether input is queued for the guest.
     pub(crate) fn has_input(&self) -> bool {
         !self.input.is_empty()
     }
@@ -95,7 +97,7 @@ impl ConsoleClient {
         self.write();
     }
 
-    /// Returns the note about lost output; empty if none was lost.
+    /// Returns the note about lost output. The note is empty if no output was lost.
     fn note(&self) -> String {
         match self.lost {
             0 => String::new(),
@@ -103,11 +105,11 @@ impl ConsoleClient {
         }
     }
 
-    /// Accepts a client, writes its output, and passes its input on to the guest.
+    /// Accepts a client, writes queued output to it, and passes its input to the guest.
     pub(crate) fn work(&mut self, guest: Option<&mut UnixStream>) {
         if let Ok((connection, _)) = self.listener.accept() {
             self.close();
-            // Without a guest there is nothing to connect to.
+            // Without a guest, a client has nothing to connect to.
             if guest.is_some() && connection.set_nonblocking(true).is_ok() {
                 self.connection = Some(connection);
             }
@@ -171,7 +173,7 @@ impl ConsoleClient {
         match guest.write(&self.input) {
             Ok(written) => drop(self.input.drain(..written)),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            // The next read of the guest's output finds that it has gone.
+            // The next read of the guest's output detects that the guest has disconnected.
             Err(_) => self.input.clear(),
         }
     }
@@ -187,7 +189,7 @@ mod tests {
     struct Setup {
         folder: TempDir,
         client: ConsoleClient,
-        /// Both ends of QEMU's connection: the launcher's and QEMU's.
+        /// Both ends of QEMU's connection: the launcher's end and QEMU's end.
         guest: (UnixStream, UnixStream),
     }
 
@@ -274,13 +276,13 @@ mod tests {
         let mut user = setup.connect();
         user.set_nonblocking(true).unwrap();
         let mut sent = 0;
-        // Ends once both sockets' buffers and the queue are full.
+        // The loop ends when the buffers of both sockets and the queue are full.
         while let Ok(length) = user.write(&[b'x'; 4096]) {
             sent += length;
             setup.client.work(Some(&mut setup.guest.0));
         }
         assert_eq!(setup.client.input.len(), INPUT);
-        // The launcher sleeps meanwhile, even once the client has gone.
+        // The launcher waits in the meantime, even after the client has disconnected.
         drop(user);
         let mut waits: Vec<_> = setup.client.waits().collect();
         assert_eq!(poll(&mut waits, PollTimeout::ZERO).unwrap(), 0);

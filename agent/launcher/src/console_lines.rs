@@ -4,35 +4,35 @@
 //! bytes ──▶ characters ──▶ without escape sequences, controls as \xNN ──▶ `guest: ` + at most 1 KiB
 //! ```
 //!
-//! Each line begins with the prefix and contains nothing that a terminal or a log takes for the end of a line. So the
-//! output cannot imitate a line of another source. At most one line is buffered, even if it never ends.
+//! Each line begins with the prefix and contains nothing that a terminal or a log interprets as the end of a line. The
+//! output can therefore not imitate a line of another source. At most one line is buffered, even if it never ends.
 
 #[cfg(test)]
 mod tests;
 
-/// Maximum text of a line in bytes. Longer text continues on the next line.
+/// Maximum length of a line's text in bytes. Longer text continues on the next line.
 pub(crate) const LONGEST: usize = 1024;
 
-/// Position within an escape sequence (ECMA-48). Sequences set colours and move the cursor; they are left out.
+/// Position within an escape sequence (ECMA-48). Sequences set colours and move the cursor, and are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sequence {
     None,
-    /// After ESC and any intermediate bytes.
+    /// The position after ESC and any intermediate bytes.
     Escape,
-    /// After ESC [ and this many bytes of parameters.
+    /// The position after ESC [ and this number of parameter bytes.
     Control(u8),
 }
 
-/// Maximum length of a sequence's parameters in bytes. With more, the text is not treated as a sequence.
+/// Maximum length of a sequence's parameters in bytes. Text with more parameters is not treated as a sequence.
 const PARAMETERS: u8 = 64;
 
-/// Converts text to lines.
+/// Converts output to lines.
 #[derive(Debug)]
 pub(crate) struct ConsoleLines {
     prefix: &'static str,
-    /// The current line, with its prefix.
+    /// Current line, with its prefix.
     line: String,
-    /// The bytes of an incomplete character.
+    /// Bytes of an incomplete character.
     partial: Vec<u8>,
     sequence: Sequence,
     /// Whether the last character was a carriage return that ended a line.
@@ -68,7 +68,7 @@ impl ConsoleLines {
                         self.character(character, &mut emit);
                     }
                 }
-                // The character is incomplete so far.
+                // The character is still incomplete.
                 Err(error) if error.error_len().is_none() => {}
                 Err(_) => {
                     // The last byte may be the start of a character.
@@ -83,12 +83,12 @@ impl ConsoleLines {
         }
     }
 
-    /// Returns whether there is an unfinished line.
+    /// Returns whether the current line is unfinished.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.line.len() > self.prefix.len() || !self.partial.is_empty()
     }
 
-    /// Ends the current line, if it has text.
+    /// Ends the current line if it has text.
     pub(crate) fn finish(&mut self, mut emit: impl FnMut(&str)) {
         self.give_up_partial(&mut emit);
         if self.is_unfinished() {
@@ -96,7 +96,7 @@ impl ConsoleLines {
         }
     }
 
-    /// Shows invalid bytes in escaped form.
+    /// Adds the bytes of an invalid character to the line in escaped form.
     fn give_up_partial(&mut self, emit: &mut impl FnMut(&str)) {
         for byte in std::mem::take(&mut self.partial) {
             self.escaped(u32::from(byte), emit);
@@ -111,7 +111,7 @@ impl ConsoleLines {
         match character {
             '\n' if returned => {}
             '\n' => self.end_line(emit),
-            // Either the line is redrawn, like a progress display, or this is the first half of CR LF.
+            // The line is redrawn, like a progress display, or the character is the first half of CR LF.
             '\r' => {
                 if self.line.len() > self.prefix.len() {
                     self.end_line(emit);
@@ -165,8 +165,9 @@ impl ConsoleLines {
     }
 }
 
-/// Returns whether a character ends lines, reverses text or hides it: control characters, and Unicode characters with
-/// such an effect.
+/// Returns whether a character ends lines, reverses text or hides it.
+///
+/// Control characters are included, and the Unicode characters that have such an effect.
 fn deceives(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -1,5 +1,7 @@
-//! The guest's first serial port. QEMU connects to a socket here, and the guest's output is read at once, even if the
-//! log's reader is slow or missing. So the guest never blocks on its console.
+//! Relay of the guest's first serial port.
+//!
+//! QEMU connects to the relay's socket. The guest's output is read at once, even if the log's reader is slow or
+//! missing, so that the guest never blocks on its console.
 
 use std::{
     fs,
@@ -19,13 +21,14 @@ use nix::poll::{PollFd, PollFlags};
 
 use crate::{console_client::ConsoleClient, console_lines::ConsoleLines, line_sink::LineSink};
 
-/// An unfinished line is shown after this idle time, because a prompt waits for input. An emulated guest that waits
-/// for a CPU stops for 0.2 s in the midst of a line; its lines should not be split.
+/// Idle time after which an unfinished line is shown, because a prompt waits for input.
+///
+/// An emulated guest that waits for a CPU can pause for 0.2 s in the middle of a line. Its lines should not be split.
 const IDLE_TIME: Duration = Duration::from_secs(2);
 /// Size of one read in bytes.
 const BUFFER: usize = 8 * 1024;
 
-/// The socket, the connection of the current QEMU, and its client.
+/// Socket for QEMU, the connection of the current QEMU, and the client of the console.
 #[derive(Debug)]
 pub(crate) struct ConsoleRelay {
     listener: UnixListener,
@@ -33,18 +36,18 @@ pub(crate) struct ConsoleRelay {
     client: ConsoleClient,
     lines: ConsoleLines,
     buffer: Vec<u8>,
-    /// When to show the unfinished line.
+    /// Time to show the unfinished line.
     finish_at: Option<Instant>,
 }
 
 impl ConsoleRelay {
-    /// Listens on a socket at this path, and for clients on another.
+    /// Listens for QEMU on the socket `path`, and for clients on the socket `clients`.
     ///
     /// # Errors
     /// If a socket cannot be created.
     pub(crate) fn listen(path: &Path, clients: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
-        // Only for QEMU, which runs as the same user.
+        // Only QEMU, which runs as the same user, can connect.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         Ok(Self {
@@ -71,15 +74,15 @@ impl ConsoleRelay {
             .chain(self.client.waits())
     }
 
-    /// Returns when to call `work` again at the latest.
+    /// Returns the latest time of the next call of `work`.
     pub(crate) fn wake(&self) -> Option<Instant> {
         self.finish_at
     }
 
-    /// Reads the guest's output and forwards its lines.
+    /// Reads the guest's output, forwards its lines, and serves the client.
     pub(crate) fn work(&mut self, now: Instant, out: &mut LineSink) {
         self.read(now, out);
-        // A new connection replaces the old one, which QEMU no longer uses.
+        // A new connection replaces the old connection, which QEMU no longer uses.
         if let Ok((connection, _)) = self.listener.accept()
             && connection.set_nonblocking(true).is_ok()
         {
@@ -112,16 +115,16 @@ impl ConsoleRelay {
         }
     }
 
-    /// Handles the end of QEMU's connection: the guest has ended, or has migrated.
+    /// Handles the end of QEMU's connection, after the guest has ended or migrated.
     fn disconnected(&mut self, out: &mut LineSink) {
         self.connection = None;
         self.client.close();
         self.finish(out);
     }
 
-    /// Reads the rest of the output of a QEMU that has ended.
+    /// Reads the remaining output of a QEMU that has ended.
     pub(crate) fn drain(&mut self, now: Instant, out: &mut LineSink) {
-        // Bounded by the size of a socket's buffer.
+        // The number of reads is limited by the size of a socket's buffer.
         for _ in 0..64 {
             self.work(now, out);
             out.flush();
@@ -146,7 +149,7 @@ mod tests {
     use super::ConsoleRelay;
     use crate::line_sink::LineSink;
 
-    /// Returns a console, its outlet, and the reading end of the outlet.
+    /// Returns a console relay, its output, and the reading end of the output.
     fn console(folder: &TempDir) -> (ConsoleRelay, LineSink, std::io::PipeReader) {
         let (reader, writer) = std::io::pipe().unwrap();
         let [socket, clients] = ["console.sock", "clients.sock"].map(|name| folder.path().join(name));
@@ -171,7 +174,7 @@ mod tests {
                 guest.write_all(format!("line {number}\r\n").as_bytes()).unwrap();
             }
         });
-        // The guest finishes and disconnects although nothing reads the outlet.
+        // The guest finishes and disconnects although no process reads the output.
         console.work(Instant::now(), &mut outlet);
         while console.connection.is_some() {
             wait(&console);
@@ -179,7 +182,7 @@ mod tests {
             outlet.flush();
         }
         writer.join().unwrap();
-        // A late reader is informed how many lines are missing.
+        // A note in the output contains the number of lines that a late reader has missed.
         let read = thread::spawn(move || {
             let mut all = String::new();
             reader.read_to_string(&mut all).unwrap();

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The format of a disk that the guest can write is never detected from its content, because a guest could write a
-//! qcow2 header that refers to other files. Such a disk is raw, or a qcow2 that was created here.
+//! qcow2 header that refers to other files. The disk is either raw, or a qcow2 file that the launcher created.
 
 pub(crate) mod cloud_init;
 pub(crate) mod container_disk;
@@ -48,7 +48,7 @@ pub(crate) fn prepare(guest: &PodGuest, folders: &Folders) -> Result<Vec<Prepare
 }
 
 fn prepare_one(disk: &LauncherDisk, folders: &Folders) -> Result<PreparedDisk, DiskRefusal> {
-    // The name becomes part of paths.
+    // The name becomes a part of paths.
     if disk.name.is_empty() || disk.name.starts_with('.') || disk.name.contains('/') {
         return Err(DiskRefusal::VolumeName);
     }
@@ -109,13 +109,13 @@ fn prepare_one(disk: &LauncherDisk, folders: &Folders) -> Result<PreparedDisk, D
 /// Returns the files of a mounted Secret or ConfigMap, by name.
 ///
 /// # Errors
-/// If its folder cannot be read.
+/// If the folder cannot be read.
 fn mounted_files(folder: &Path) -> Result<Vec<PathBuf>, DiskRefusal> {
     let cannot = |error| DiskRefusal::unreadable(folder, error);
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(cannot)? {
         let name = entry.map_err(cannot)?.file_name();
-        // The kubelet keeps the content in folders whose names begin so.
+        // The kubelet keeps the content in folders whose names begin with two dots.
         if !name.to_string_lossy().starts_with("..") {
             files.push(folder.join(name));
         }

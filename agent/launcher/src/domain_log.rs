@@ -1,5 +1,7 @@
-//! The end of a domain's log, in which libvirt writes why it stopped a QEMU and QEMU writes its last messages. The
-//! log outlives libvirtd and the domain's definition.
+//! End of a domain's log.
+//!
+//! libvirt writes the reason why it stopped a QEMU to the log, and QEMU writes its last messages. The log outlives
+//! libvirtd and the domain's definition.
 //!
 //! ```text
 //! 2026-11-21 11:30:01.120+0000: starting up libvirt version: 11.3.0, ...
@@ -20,16 +22,16 @@ use crate::domain_state::OffReason;
 
 /// Maximum number of bytes that are read from the end of the log.
 const TAIL: u64 = 8 * 1024;
-/// Maximum number of QEMU's lines that are kept, and below, of characters of each.
+/// Maximum number of QEMU's messages that are kept. The next constant is the maximum length of a message in characters.
 const LINES: usize = 3;
 const LINE: usize = 300;
 
-/// The data about a domain's last process from its log.
+/// Data from the log about the last process of a domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DomainLog {
-    /// Why libvirt stopped the process, or found it ended.
+    /// Reason why libvirt stopped the process or found that it had ended.
     pub(crate) reason: Option<OffReason>,
-    /// QEMU's last messages.
+    /// Last messages of QEMU.
     pub(crate) last_messages: Vec<String>,
 }
 
@@ -40,14 +42,14 @@ impl DomainLog {
     }
 
     fn parse(text: &str) -> Self {
-        // Only the part that belongs to the last process.
+        // Only the part after the last start belongs to the last process.
         let last = text.rfind(": starting up libvirt version").map_or(0, |at| at);
         let mut log = Self::default();
         for line in text[last..].lines() {
             if let Some((_, reason)) = line.split_once(": shutting down, reason=") {
                 log.reason = Some(OffReason::from_name(reason.trim()));
             } else if let Some(message) = qemu_message(line) {
-                // Filtered by character: QEMU's message may contain text from the guest.
+                // Control characters are removed, because QEMU's message may contain text from the guest.
                 log.last_messages
                     .push(message.chars().filter(|c| !c.is_control()).take(LINE).collect());
             }
@@ -57,7 +59,7 @@ impl DomainLog {
     }
 }
 
-/// Returns QEMU's message in a line, with QEMU's name, if the line is one.
+/// Returns QEMU's message in a line, with the name of QEMU; `None` if the line is not a message of QEMU.
 fn qemu_message(line: &str) -> Option<&str> {
     let (stamp, message) = line.split_once(' ')?;
     (stamp.ends_with('Z') && message.starts_with("qemu-")).then_some(message)

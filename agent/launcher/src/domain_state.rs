@@ -1,36 +1,36 @@
-//! The domain's state, as `virsh domstate --reason` prints it.
+//! State of the domain, as `virsh domstate --reason` prints it.
 
 /// A domain's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VirshDomainState {
-    /// Its virtual CPUs are running.
+    /// The virtual CPUs of the domain are running.
     Running,
-    /// A QEMU exists, but its virtual CPUs are paused, so the guest reacts to nothing.
+    /// The domain has a QEMU whose virtual CPUs are not running, so the guest does not react.
     Paused,
-    /// There is no QEMU.
+    /// The domain has no QEMU.
     Off(OffReason),
     /// libvirt does not know the domain.
     Absent,
 }
 
-/// Why a domain has no QEMU.
+/// Reason why a domain has no QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffReason {
-    /// Unknown to libvirt: it was never started, or ended while libvirtd was not running.
+    /// The reason is unknown to libvirt: the domain was never started, or ended while libvirtd was not running.
     Unknown,
     /// The guest shut itself down.
     Shutdown,
-    /// It was destroyed.
+    /// The domain was destroyed.
     Destroyed,
-    /// QEMU ended by itself.
+    /// QEMU ended unexpectedly.
     Crashed,
-    /// It was migrated away.
+    /// The domain was migrated away.
     Migrated,
-    /// It was saved to a file.
+    /// The domain was saved to a file.
     Saved,
-    /// It could not be started, or an incoming migration failed.
+    /// The domain could not be started, or an incoming migration failed.
     Failed,
-    /// It was reverted to a snapshot.
+    /// The domain was reverted to a snapshot.
     FromSnapshot,
     /// libvirt itself failed.
     Daemon,
@@ -74,7 +74,8 @@ impl VirshDomainState {
     /// Parses the output of `virsh domstate --reason`.
     ///
     /// # Errors
-    /// Returns virsh's error message if it is not about the domain: libvirt could not be queried.
+    /// If virsh failed for another reason than a missing domain. The error is virsh's message, or names the unknown
+    /// output.
     pub(crate) fn from_virsh(success: bool, stdout: &str, error_output: &str) -> Result<Self, String> {
         if !success {
             let absent = ["failed to get domain", "Domain not found"];
@@ -91,8 +92,8 @@ impl VirshDomainState {
         };
         match state {
             "running" | "idle" | "no state" => Ok(Self::Running),
-            // In shutdown the guest is already stopping; its CPUs no longer run, and the power button has no effect.
-            // A crashed domain that is kept for inspection still has a QEMU.
+            // In the state "in shutdown", the guest is already stopping: its CPUs no longer run, and the power button
+            // has no effect. A crashed domain that is kept for inspection still has a QEMU.
             "paused" | "in shutdown" | "pmsuspended" | "crashed" => Ok(Self::Paused),
             "shut off" => Ok(Self::Off(OffReason::from_name(reason))),
             _ => Err(format!("virsh printed {stdout:?}")),

@@ -1,5 +1,7 @@
-//! Events from libvirt's own folders: its socket was created, the domain has a QEMU, libvirt has finished with the
-//! domain.
+//! Events from libvirt's own folders.
+//!
+//! The events show that libvirt's socket was created, that the domain has a QEMU, and that libvirt has handled the
+//! domain's end.
 //!
 //! ```text
 //! libvirt/libvirt-sock          created: libvirtd is about to accept connections
@@ -9,7 +11,7 @@
 //! cache/.../NAME.log            written: libvirt or QEMU has logged a message
 //! ```
 //!
-//! These events only trigger a check: what has happened is then queried from libvirt.
+//! These events only trigger a check. The state is then queried from libvirt.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -31,17 +33,17 @@ use crate::folders::Folders;
 pub(crate) enum FolderEvent {
     /// libvirt's socket was created.
     Socket,
-    /// The domain has this QEMU process.
+    /// The domain has a QEMU process with this PID.
     Process(Pid),
-    /// libvirt has rewritten the domain's state.
+    /// libvirt has rewritten the state file of the domain.
     StateWritten,
-    /// libvirt has removed the domain's state.
+    /// libvirt has removed the state file of the domain.
     StateRemoved,
-    /// The domain's log was written to.
+    /// A message was written to the log of the domain.
     Log,
 }
 
-/// Watches libvirt's folders.
+/// Watches of libvirt's folders.
 #[derive(Debug)]
 pub(crate) struct DomainWatch {
     inotify: Inotify,
@@ -55,7 +57,7 @@ pub(crate) struct DomainWatch {
 }
 
 impl DomainWatch {
-    /// Starts to watch. The folders must exist.
+    /// Starts the watches. The folders must exist.
     ///
     /// # Errors
     /// If the kernel refuses the watches.
@@ -97,7 +99,7 @@ impl DomainWatch {
             for event in events {
                 let name = event.name.as_deref().unwrap_or(OsStr::new(""));
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    // Events were lost; these trigger queries that find out the current state.
+                    // Events were lost. The added events trigger queries for the current state.
                     signs.extend(self.process());
                     signs.extend([FolderEvent::StateWritten, FolderEvent::StateRemoved]);
                 } else if event.wd == self.sockets {

@@ -1,4 +1,4 @@
-//! The end of the guest: one result, derived from libvirt, its log and the kernel.
+//! Determines one result for the end of the guest, from libvirt, the domain's log and the kernel.
 
 use drydock_api::launcher::{Ending, GuestOutcome};
 
@@ -7,27 +7,29 @@ use crate::{domain_log::DomainLog, domain_state::OffReason, process_end::Process
 /// Maximum length of the termination message in bytes. The kubelet keeps 4096.
 const MESSAGE: usize = 2000;
 
-/// All that is known about the end of a guest.
+/// Evidence about the end of a guest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EndEvidence {
-    /// libvirt's reason, if it could be queried and is known.
+    /// libvirt's reason, if libvirt could be queried and knows the reason.
     pub(crate) reason: Option<OffReason>,
-    /// The domain's log.
+    /// Data from the log of the domain.
     pub(crate) log: DomainLog,
-    /// The end of QEMU, if observed.
+    /// End of the QEMU process, if it was observed.
     pub(crate) qemu: Option<ProcessEnd>,
-    /// Whether termination was requested before the guest ended: by SIGTERM, or by a failed liveness probe.
+    /// Whether termination was requested before the guest ended, by SIGTERM or by a failed liveness probe.
     pub(crate) end_requested: bool,
-    /// Whether this launcher had started to stop the guest, because of such a request, before the guest ended.
+    /// Whether this launcher had started to stop the guest, because of that request, before the guest ended.
     pub(crate) requested: bool,
-    /// Whether this launcher killed QEMU directly, without libvirt.
+    /// Whether this launcher has signalled QEMU directly, without libvirt, or has ended the pod with QEMU.
     pub(crate) forced: bool,
-    /// Why libvirtd could not be kept running, if so.
+    /// Reason why libvirtd could not be kept running, if it could not.
     pub(crate) libvirt: Option<String>,
-    /// The failure of the guest's liveness probe, if that is why the guest was stopped.
+    /// Failure of the guest's liveness probe, if the guest was stopped because of it.
     pub(crate) unhealthy: Option<String>,
-    /// Whether the node's tunnel has proof that the guest continues elsewhere. The remains of the guest here may then
-    /// end in any way: a libvirtd that was lost meanwhile has no record of the migration.
+    /// Whether the node's tunnel has proof that the guest continues on another node.
+    ///
+    /// The remains of the guest in this pod may then end in any way: a libvirtd that was lost in the meantime has no
+    /// record of the migration.
     pub(crate) migrated_away: bool,
     /// Whether the kernel's OOM killer has killed a process of this pod.
     pub(crate) out_of_memory: bool,
@@ -114,7 +116,7 @@ fn detail(seen: &EndEvidence, outcome: GuestOutcome) -> String {
     }
 }
 
-/// Returns an ending with a message of limited length. `requested` as in [`Ending::requested`].
+/// Returns an ending with a message of limited length. `requested` has the meaning of [`Ending::requested`].
 pub(crate) fn bounded(outcome: GuestOutcome, message: &str, requested: bool) -> Ending {
     let mut end = message.len().min(MESSAGE);
     while !message.is_char_boundary(end) {
@@ -127,7 +129,7 @@ pub(crate) fn bounded(outcome: GuestOutcome, message: &str, requested: bool) -> 
     }
 }
 
-/// Returns the launcher's exit code: 0 if the guest ended as intended.
+/// Returns the launcher's exit code, which is 0 if the guest ended as intended.
 pub(crate) fn exit_code(outcome: GuestOutcome, end_requested: bool) -> u8 {
     match outcome {
         GuestOutcome::Shutdown | GuestOutcome::Migrated => 0,
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn shutdown_counts_as_requested_only_if_begun_by_launcher() {
-        // SIGTERM may arrive just after the guest has powered itself off.
+        // SIGTERM may arrive just after the guest has powered off.
         for (end_requested, requested, prefix) in [
             (false, false, "The guest shut itself down"),
             (true, false, "The guest shut itself down"),

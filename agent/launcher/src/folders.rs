@@ -22,7 +22,7 @@ use drydock_api::launcher::{
     SECRETS_FOLDER, USERFAULTFD, VOLUMES_FOLDER,
 };
 
-/// The pod's folders, below `/` or below a test's own root.
+/// Folders of the pod, below `/` or below the root of a test.
 #[derive(Clone, Debug)]
 pub(crate) struct Folders {
     root: PathBuf,
@@ -38,127 +38,127 @@ impl Folders {
         self.root.join(absolute.trim_start_matches('/'))
     }
 
-    /// Folder of everything that is not a disk; shared with the agent.
+    /// Returns the folder of all files that are not disks. The folder is shared with the agent.
     pub(crate) fn run(&self) -> PathBuf {
         self.place(RUN_FOLDER)
     }
 
-    /// File that marks the pod as ready.
+    /// Returns the file that marks the pod as ready.
     pub(crate) fn ready(&self) -> PathBuf {
         self.run().join(READY_FILE)
     }
 
-    /// File with the result of the guest's readiness probe.
+    /// Returns the file with the result of the guest's readiness probe.
     pub(crate) fn readiness(&self) -> PathBuf {
         self.run().join(READINESS_FILE)
     }
 
-    /// The device that QEMU needs for post-copy.
+    /// Returns the device that QEMU needs for post-copy.
     pub(crate) fn userfaultfd(&self) -> PathBuf {
         self.place(USERFAULTFD)
     }
 
-    /// Socket for the guest's first serial port.
+    /// Returns the socket for the guest's first serial port.
     pub(crate) fn console(&self) -> PathBuf {
         self.run().join(CONSOLE_SOCKET)
     }
 
-    /// Socket for the client of that port.
+    /// Returns the socket for the client of the guest's first serial port.
     pub(crate) fn console_client(&self) -> PathBuf {
         self.run().join(CONSOLE_CLIENT_SOCKET)
     }
 
-    /// libvirt's socket.
+    /// Returns libvirt's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.run().join(LIBVIRT_SOCKET)
     }
 
-    /// libvirt's folder of sockets.
+    /// Returns libvirt's folder of sockets.
     pub(crate) fn libvirt(&self) -> PathBuf {
         self.run().join("libvirt")
     }
 
-    /// Folder of migration sockets, which are created by the tunnel, libvirt and QEMU.
+    /// Returns the folder of migration sockets, which are created by the tunnel, libvirt and QEMU.
     pub(crate) fn migration(&self) -> PathBuf {
         self.run().join(MIGRATION_FOLDER)
     }
 
-    /// File that marks that the guest has migrated away for good.
+    /// Returns the file that marks that the guest has migrated away permanently.
     pub(crate) fn left(&self) -> PathBuf {
         self.run().join(MIGRATION_LEFT_FILE)
     }
 
-    /// libvirt's state files of live domains.
+    /// Returns the folder of libvirt's state files of live domains.
     pub(crate) fn domains(&self) -> PathBuf {
         self.run().join("libvirt/qemu/run")
     }
 
-    /// libvirt's state file of a live domain: its state, its job, and its QEMU.
+    /// Returns libvirt's state file of a live domain, which contains its state, its job, and its QEMU.
     pub(crate) fn state(&self, domain: &str) -> PathBuf {
         self.domains().join(format!("{domain}.xml"))
     }
 
-    /// Settings of libvirt and QEMU.
+    /// Returns the folder of the settings of libvirt and QEMU.
     pub(crate) fn settings(&self) -> PathBuf {
         self.run().join("config")
     }
 
-    /// `XDG_CACHE_HOME`.
+    /// Returns the folder for `XDG_CACHE_HOME`.
     pub(crate) fn cache(&self) -> PathBuf {
         self.run().join("cache")
     }
 
-    /// libvirt's cache of QEMU capabilities.
+    /// Returns libvirt's cache of QEMU capabilities.
     pub(crate) fn capabilities(&self) -> PathBuf {
         self.cache().join(CAPABILITIES_IN_CACHE)
     }
 
-    /// The QEMU capabilities that the node already has; may not exist.
+    /// Returns the folder of QEMU capabilities that the node already has. The folder may not exist.
     pub(crate) fn known_capabilities(&self) -> PathBuf {
         self.place(CAPABILITIES_FOLDER)
     }
 
-    /// `XDG_DATA_HOME`.
+    /// Returns the folder for `XDG_DATA_HOME`.
     pub(crate) fn data(&self) -> PathBuf {
         self.run().join("data")
     }
 
-    /// `TMPDIR`.
+    /// Returns the folder for `TMPDIR`.
     pub(crate) fn scratch(&self) -> PathBuf {
         self.run().join("tmp")
     }
 
-    /// Logs of libvirt and QEMU about the domains' processes.
+    /// Returns the folder of logs that libvirt and QEMU write about the domains' processes.
     pub(crate) fn logs(&self) -> PathBuf {
         self.cache().join("libvirt/qemu/log")
     }
 
-    /// The log of one domain.
+    /// Returns the log of one domain.
     pub(crate) fn log(&self, domain: &str) -> PathBuf {
         self.logs().join(format!("{domain}.log"))
     }
 
-    /// Folder of disks that live as long as the pod.
+    /// Returns the folder of disks that exist as long as the pod.
     pub(crate) fn disks(&self) -> PathBuf {
         self.place(DISKS_FOLDER)
     }
 
-    /// The root of a containerDisk's image.
+    /// Returns the root folder of a containerDisk's image.
     pub(crate) fn image(&self, volume: &str) -> PathBuf {
         self.place(IMAGES_FOLDER).join(volume)
     }
 
-    /// A volume with a file system.
+    /// Returns the folder of a volume with a file system.
     pub(crate) fn volume(&self, volume: &str) -> PathBuf {
         self.place(VOLUMES_FOLDER).join(volume)
     }
 
-    /// A block volume.
+    /// Returns the device of a block volume.
     pub(crate) fn device(&self, volume: &str) -> PathBuf {
         self.place(DEVICES_FOLDER).join(volume)
     }
 
-    /// The Secrets of a volume.
+    /// Returns the folder of a volume's Secrets.
     pub(crate) fn secrets(&self, volume: &str) -> PathBuf {
         self.place(SECRETS_FOLDER).join(volume)
     }

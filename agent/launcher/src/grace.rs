@@ -1,4 +1,4 @@
-//! Division of the grace period.
+//! Division of the grace period into the steps of a guest's end.
 //!
 //! ```text
 //! SIGTERM                             destroy      kill   give up  SIGKILL by the kubelet
@@ -8,22 +8,24 @@
 
 use std::time::Duration;
 
-/// Points in time in a grace period, relative to its start.
+/// Times within a grace period, relative to its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grace {
-    /// libvirt destroys the guest, which has not shut down in time.
+    /// Time at which libvirt destroys a guest that has not shut down.
     pub(crate) destroy: Duration,
-    /// QEMU is killed, because libvirt has not destroyed the guest in time.
+    /// Time at which QEMU is killed if libvirt has not destroyed the guest.
     pub(crate) kill: Duration,
-    /// The pod ends and takes QEMU along, because nothing else helped.
+    /// Time at which the pod ends together with QEMU if all else has failed.
     pub(crate) give_up: Duration,
 }
 
 impl Grace {
-    /// Divides a grace period of `seconds`. A tenth of it, at least 2 s and at most 10 s, is reserved for destroying
-    /// the guest and reporting its end. Without a grace period the guest is destroyed at once.
+    /// Divides a grace period of `seconds`.
+    ///
+    /// A tenth of the period, but at least 2 s and at most 10 s, is reserved for destroying the guest and reporting its
+    /// end. Without a grace period, the guest is destroyed at once.
     pub(crate) fn divide(seconds: u64) -> Self {
-        /// How long destroying may take without a grace period.
+        /// Time for destroying the guest if there is no grace period.
         const UNBOUNDED: Duration = Duration::from_secs(10);
         let whole = Duration::from_secs(seconds);
         let margin = (whole / 10).clamp(Duration::from_secs(2), Duration::from_secs(10));

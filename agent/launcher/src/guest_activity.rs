@@ -1,4 +1,4 @@
-//! The guest's current activity, as libvirt records it in the domain's state file.
+//! Current activity of the guest, as libvirt records it in the domain's state file.
 //!
 //! ```text
 //! <domstatus state='running' reason='booted' pid='40'>
@@ -6,8 +6,8 @@
 //!   <job type='none' async='migration out' phase='perform3'/>
 //! ```
 //!
-//! libvirt rewrites the file at each change. Reading it never blocks on a libvirtd that is busy with a migration or
-//! is being restarted.
+//! libvirt rewrites the file at each change. Reading the file never blocks on a libvirtd that is busy with a migration
+//! or is restarting.
 
 use std::{
     fs::File,
@@ -15,22 +15,23 @@ use std::{
     path::Path,
 };
 
-/// Maximum size to read in bytes. A guest with a hundred disks needs a quarter of it.
+/// Maximum size to read in bytes. The file of a guest with a hundred disks has a quarter of this size.
 const MOST: u64 = 1 << 20;
 
 /// The activity of a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GuestActivity {
-    /// There is no guest here, as far as can be read.
+    /// The pod has no guest, as far as the file shows.
     #[default]
     Absent,
-    /// Its virtual CPUs are paused: it was paused, or is arriving.
+    /// The guest's virtual CPUs are not running: the guest was paused, or is arriving.
     Still,
-    /// It is paused for the final phase of an outgoing migration: another pod may have all of it, or be about to.
+    /// The guest is paused for the final phase of an outgoing migration. Another pod may have the complete guest, or
+    /// get it soon.
     Leaving,
-    /// It runs while it is copied to or from another pod. It may be throttled to any degree meanwhile.
+    /// The guest runs while it is copied to or from another pod. It may be throttled to any degree.
     Moving,
-    /// It runs.
+    /// The guest runs.
     Running,
 }
 
@@ -59,8 +60,9 @@ impl GuestActivity {
     }
 }
 
-/// Returns the value of an attribute of the first element with this beginning. libvirt escapes all text in the file,
-/// so `<` only occurs at the start of an element.
+/// Returns the value of an attribute of the first element that starts with `element`.
+///
+/// libvirt escapes all text in the file, so `<` occurs only at the start of an element.
 fn attribute<'a>(text: &'a str, element: &str, name: &str) -> Option<&'a str> {
     let (_, rest) = text.split_once(element)?;
     let (attributes, _) = rest.split_once('>')?;

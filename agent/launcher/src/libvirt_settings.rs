@@ -1,7 +1,7 @@
-//! libvirt's folders and settings in the pod, and the environment of all programs there.
+//! Folders and settings of libvirt in the pod, and the environment of the pod's programs.
 //!
-//! The pod contains a single guest. The isolation that libvirt needs between guests on a shared host (labels of
-//! disks, namespaces, cgroups) is provided by the pod.
+//! The pod contains a single guest. The pod provides the isolation that libvirt needs between guests on a shared host
+//! (labels of disks, namespaces, cgroups).
 
 use std::{
     ffi::OsString,
@@ -19,15 +19,17 @@ use crate::{folders::Folders, lifecycle::LibvirtCall};
 /// Search path of all programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// glibc's malloc settings for libvirtd. Parsing QEMU's capabilities temporarily needs 7 MiB of small allocations.
-/// Without per-thread caches, and with one heap for all threads, freed memory is coalesced and returned to the kernel
-/// (libvirtd's own memory shrinks from 10.3 MiB to 3.2 MiB).
+/// glibc's malloc settings for libvirtd.
+///
+/// Parsing QEMU's capabilities temporarily needs 7 MiB of small allocations. Without per-thread caches, and with one
+/// heap for all threads, freed memory is coalesced and returned to the kernel (libvirtd's own memory shrinks from 10.3
+/// MiB to 3.2 MiB).
 const MEMORY: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=65536";
 
-/// Creates the folders and writes the settings.
+/// Creates the folders of libvirt and writes the settings.
 ///
 /// # Errors
-/// If something cannot be written; the error contains its path.
+/// If a folder or file cannot be written. The error contains its path.
 pub(crate) fn write(guest: &PodGuest, folders: &Folders) -> io::Result<()> {
     let settings = folders.settings().join("libvirt");
     for folder in [
@@ -46,7 +48,7 @@ pub(crate) fn write(guest: &PodGuest, folders: &Folders) -> io::Result<()> {
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))?;
     }
     for name in known_capabilities(folders) {
-        // libvirt probes missing capabilities by itself.
+        // libvirt probes missing capabilities itself.
         let _ = fs::copy(
             folders.known_capabilities().join(&name),
             folders.capabilities().join(&name),
@@ -62,8 +64,9 @@ pub(crate) fn write(guest: &PodGuest, folders: &Folders) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the names of the files with the node's QEMU capabilities. libvirt validates them, and probes again if
-/// programs, kernel or processor differ.
+/// Returns the names of the files with the node's QEMU capabilities.
+///
+/// libvirt validates the files, and probes again if programs, kernel or processor differ.
 fn known_capabilities(folders: &Folders) -> Vec<OsString> {
     let entries = fs::read_dir(folders.known_capabilities());
     let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
@@ -72,11 +75,13 @@ fn known_capabilities(folders: &Folders) -> Vec<OsString> {
         .collect()
 }
 
-/// Returns libvirtd's settings. Its clients are one agent and this launcher, each with one call at a time, and the
-/// other side of a migration. So it needs few threads, and each costs memory. Priority workers handle calls that must
-/// not wait for a worker that hangs (destroying, aborting a migration).
+/// Returns the settings of libvirtd.
+///
+/// The clients of libvirtd are one agent and this launcher, each with one call at a time, and the other side of a
+/// migration. Therefore libvirtd needs few threads, and each thread costs memory. Priority workers handle calls that
+/// must not wait for a worker that hangs (destroying a guest, aborting a migration).
 fn libvirtd(host_uuid: &str) -> String {
-    // Filtered, because it is put in quotes: it must not be able to add other settings.
+    // Other characters are removed: the value is quoted, and must not be able to add other settings.
     let host_uuid: String = host_uuid
         .chars()
         .filter(|c| c.is_ascii_hexdigit() || *c == '-')
@@ -96,9 +101,11 @@ admin_max_workers = 1
     )
 }
 
-/// libvirtd opens QEMU's log file itself, because there is no virtlogd. Processes keep their names, by which they are
-/// recognised when they end. Volumes may be on file systems that libvirt does not know to be shared. Whether a claim
-/// is shared depends on its access modes, and guests with other claims are not migrated.
+/// Settings of QEMU.
+///
+/// libvirtd opens QEMU's log file itself, because there is no virtlogd. Processes keep their names, by which the
+/// launcher recognises them when they end. Volumes may be on file systems that libvirt does not know to be shared.
+/// Whether a claim is shared depends on its access modes, and guests with other claims are not migrated.
 const QEMU: &str = "\
 stdio_handler = \"file\"
 security_driver = \"none\"
@@ -109,15 +116,16 @@ dump_guest_core = 0
 shared_filesystems = [ \"/volumes\" ]
 ";
 
-/// Returns a command with the environment of the pod's programs. It inherits nothing from the launcher's own
-/// environment, which contains secrets of the guest.
+/// Returns a command with the environment of the pod's programs.
+///
+/// The command inherits nothing from the launcher's own environment, which contains secrets of the guest.
 pub(crate) fn program(name: &str, folders: &Folders) -> Command {
     let mut command = Command::new(name);
     command
         .current_dir("/")
         .env_clear()
         .env("PATH", PATH)
-        // virsh's output is parsed.
+        // The output of virsh is parsed, so it must not be translated.
         .env("LC_ALL", "C")
         .env("HOME", folders.run())
         .env("XDG_RUNTIME_DIR", folders.run())
@@ -133,27 +141,28 @@ pub(crate) fn program(name: &str, folders: &Folders) -> Command {
 pub(crate) fn libvirtd_command(folders: &Folders) -> Command {
     let mut command = program("libvirtd", folders);
     command
-        // 0: libvirtd never exits by itself. By default a session daemon exits after two idle minutes.
+        // With 0, libvirtd never exits when it is idle. By default, a session daemon exits after two idle minutes.
         .args(["--timeout", "0", "--config"])
         .arg(folders.settings().join("libvirt/libvirtd.conf"))
         .env("GLIBC_TUNABLES", MEMORY);
     command
 }
 
-/// Returns a virsh command. virsh links libvirt so that process 1 need not.
+/// Returns a virsh command. virsh links libvirt, so that process 1 does not have to.
 fn virsh(folders: &Folders) -> Command {
     let mut command = program("virsh", folders);
     command
         .arg("--quiet")
         .arg("--connect")
         .arg(format!("qemu+unix:///session?socket={}", folders.socket().display()))
-        // virsh must not start a libvirtd of its own.
+        // virsh must not start its own libvirtd.
         .env("LIBVIRT_AUTOSTART", "0");
     command
 }
 
-/// Returns a virsh command for which libvirt has to probe QEMU completely. Its output of some tens of kilobytes is
-/// discarded; libvirt caches the probed capabilities for later calls.
+/// Returns a virsh command for which libvirt must probe QEMU completely.
+///
+/// The output of some tens of kilobytes is discarded. libvirt caches the probed capabilities for later calls.
 pub(crate) fn learning_command(folders: &Folders) -> Command {
     let mut command = virsh(folders);
     command.arg("domcapabilities");
@@ -167,8 +176,8 @@ pub(crate) fn virsh_command(call: LibvirtCall, domain: &str, folders: &Folders) 
         LibvirtCall::State => command.args(["domstate", "--reason"]),
         LibvirtCall::PowerButton => command.args(["shutdown", "--mode", "acpi"]),
         LibvirtCall::Destroy => command.arg("destroy"),
-        // send-key changes the domain. So libvirt first waits for every other job on it, including a migration, and
-        // then fails because the domain is off.
+        // send-key changes the domain. Therefore libvirt first waits for every other job of the domain, including a
+        // migration, and then fails because the domain is off.
         LibvirtCall::Settled => command.arg("send-key"),
     };
     command.arg("--domain").arg(domain);

@@ -11,21 +11,21 @@
 //!                  then report NotStarted     (the same if its liveness probe has failed)
 //! ```
 //!
-//! **The end of QEMU** is reported by the kernel: once libvirtd has started QEMU, it is this process's child, and
-//! this process reaps it. During a migration libvirt may report that end much later. So the launcher waits longer for
-//! libvirt only where libvirt alone knows the reason: QEMU ended regularly (the guest shut down, migrated away, or
-//! was destroyed), or the guest was paused for the final phase of its migration. If QEMU was killed or has failed
-//! otherwise, the kernel's report is sufficient. This process then ends, and with it the pod, which proves to all
-//! other components that nothing of the guest runs here.
+//! **The end of QEMU** is reported by the kernel: once libvirtd has started QEMU, QEMU is a child of this process,
+//! which reaps it. During a migration, libvirt may report the end much later. Therefore the launcher waits longer for
+//! libvirt only if libvirt alone knows the reason: QEMU ended regularly (the guest shut down, migrated away, or was
+//! destroyed), or the guest was paused for the final phase of its migration. If QEMU was killed or has failed
+//! otherwise, the kernel's report is sufficient. This process then ends, and the pod with it. The end of the pod proves
+//! to all other components that no part of the guest runs in it.
 //!
-//! The launcher learns of a restart or shutdown of the guest only from libvirt. Only QEMU's monitor (QMP) reports it,
-//! and libvirt holds the only monitor: a second one would need a QEMU command line in the domain, which libvirt marks
-//! as tainted, and would be accessible to every process in the pod. libvirt writes the domain's state file together
-//! with its event, and the domain's log after it. QEMU itself logs nothing, and keeps running when the guest has shut
-//! down (`-no-shutdown`).
+//! Only libvirt reports a restart or shutdown of the guest to the launcher. QEMU reports it only over its monitor
+//! (QMP), and libvirt holds the only monitor. A second monitor would need a QEMU command line in the domain, which
+//! libvirt marks as tainted, and would be accessible to every process in the pod. libvirt writes the domain's state
+//! file together with its event, and the domain's log after it. QEMU itself logs nothing, and keeps running when the
+//! guest has shut down (`-no-shutdown`).
 //!
-//! [`LauncherLifecycle::step`] processes an event and returns the actions to carry out. It must be called again at
-//! [`LauncherLifecycle::wake`] at the latest. Times are relative to the launcher's start.
+//! [`LauncherLifecycle::step`] processes an event and returns the actions to execute. The next call must not be later
+//! than [`LauncherLifecycle::wake`]. Times are relative to the launcher's start.
 
 mod launcher_events;
 mod stopping;
@@ -48,63 +48,69 @@ use crate::{
 
 /// Time limit for libvirtd's first response after its start.
 const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of consecutive failures of libvirtd before it is given up.
+/// Maximum number of consecutive failures of libvirtd before the launcher ends the pod.
 const FAILURES: u32 = 8;
-/// After this uptime a libvirtd counts as healthy, and its failure count is reset.
+/// Uptime after which libvirtd counts as healthy, and its failure count is reset.
 const WELL: Duration = Duration::from_secs(120);
-/// Delay before libvirtd is restarted. It doubles with each consecutive failure.
+/// Delay before libvirtd is restarted. The delay doubles with each consecutive failure.
 const BACK_OFF: Duration = Duration::from_millis(200);
 /// Maximum restart delay.
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 /// Delay before a failed query to libvirt is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between two presses of the power button. Presses are repeated because a booting guest misses them.
+/// Interval between two presses of the power button. They are repeated because a booting guest misses presses.
 const PRESS_AGAIN: Duration = Duration::from_secs(5);
-/// Interval between later presses, after a guest has had enough time to boot.
+/// Interval between later presses of the power button, when a guest has had enough time to boot.
 const PRESS_LATER: Duration = Duration::from_secs(30);
 /// Time limit for libvirt to notice that a guest's QEMU has ended.
 const NOTICE: Duration = Duration::from_secs(30);
-/// The same if the kernel reports that QEMU was killed or has failed: libvirt has nothing important to add.
+/// Time limit for libvirt to notice the end of QEMU if the kernel reports that QEMU was killed or has failed.
+///
+/// libvirt has no important information to add to the report of the kernel.
 const NOTICE_OF_FAILURE: Duration = Duration::from_secs(3);
 /// Time limit for libvirt to finish other clients' calls for a guest that has ended.
 const SETTLE: Duration = Duration::from_secs(5);
-/// The same if QEMU was killed or has failed: such a guest is not being migrated, and the pod's end conveys the same.
+/// Time limit for libvirt to finish other clients' calls if QEMU was killed or has failed.
+///
+/// A guest that was killed or has failed is not being migrated, and the end of the pod conveys the same information.
 const SETTLE_AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// Time limit for QEMU to end after a SIGTERM that was sent directly, without libvirt.
+/// Time limit for QEMU to end after the launcher has sent it a SIGTERM directly, without libvirt.
 const POLITE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Libvirtd {
-    /// Not running. Restarted at `again`, if set.
+    /// libvirtd is not running. It is restarted at `again`, if set.
     Off { again: Option<Duration> },
-    /// Running. Killed if it has not responded by `by`.
+    /// libvirtd is running. It is killed if it has not responded by `by`.
     Starting {
         listens: bool,
         by: Duration,
         since: Duration,
     },
-    /// Has responded.
+    /// libvirtd has responded.
     Up { since: Duration },
-    /// Killed, and will not be restarted.
+    /// libvirtd was killed, and is not restarted.
     Closing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QemuState {
-    /// No QEMU of the domain has been seen so far.
+    /// No QEMU of the domain has been seen yet.
     Never,
-    /// It runs, as far as known. Without a PID, libvirt's report came before the PID.
+    /// QEMU runs, as far as known. Without a PID, libvirt's report came before the PID.
     Runs { pid: Option<Pid> },
-    /// Its QEMU has ended.
+    /// QEMU has ended.
     Ended { at: Duration, how: Option<ProcessEnd> },
 }
 
-/// Whether other clients of libvirt have received their responses. The client that migrates the guest to another pod
-/// waits for libvirt's result, which comes some time after the guest has ended here.
+/// Whether other clients of libvirt have received their responses.
+///
+/// The client that migrates the guest to another pod waits for libvirt's result, which comes some time after the guest
+/// has ended in this pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Settling {
     NotYet,
-    /// Queried, and waiting until this time.
+    /// libvirt was queried. The launcher waits at most until this time.
     Queried(Duration),
     Done,
 }
@@ -116,7 +122,7 @@ struct StopProgress {
     destroyed: bool,
 }
 
-/// The launcher's state.
+/// State of the launcher.
 #[derive(Clone, Debug)]
 pub(crate) struct LauncherLifecycle {
     grace: Grace,
@@ -126,23 +132,23 @@ pub(crate) struct LauncherLifecycle {
     failures: u32,
     guest: QemuState,
     stop: Option<StopProgress>,
-    /// The call to libvirt in progress.
+    /// libvirt call in progress.
     pending: Option<LibvirtCall>,
-    /// If set, libvirt's state of the domain has to be queried, but not before this time.
+    /// Earliest time to query libvirt's state of the domain; `None` if no query is needed.
     query_at: Option<Duration>,
     /// Whether to press the power button if the guest is running.
     press: bool,
-    /// Set if libvirt reports that the domain is off, with its reason.
+    /// Set if libvirt reports that the domain is off. The inner value is libvirt's reason, if any.
     off: Option<Option<OffReason>>,
-    /// When to kill QEMU, if it was stopped without libvirt.
+    /// Time to kill QEMU, if QEMU was stopped without libvirt or destroying it may fail.
     kill_at: Option<Duration>,
     forced: bool,
     /// Whether the launcher has started to stop the guest by the power button or by destroying it.
     ending_begun: bool,
     failed: Option<String>,
-    /// The failure of the guest's liveness probe, if that is why the guest is being stopped.
+    /// Failure of the guest's liveness probe, if the guest is being stopped because of it.
     unhealthy: Option<String>,
-    /// When the pod was given up because libvirtd failed.
+    /// Time at which the launcher started to end the pod because libvirtd failed.
     given_up: Option<Duration>,
     /// Whether the guest was paused for the final phase of its migration when its QEMU ended.
     leaves: bool,
@@ -152,7 +158,7 @@ pub(crate) struct LauncherLifecycle {
 }
 
 impl LauncherLifecycle {
-    /// Returns the initial state: nothing runs yet.
+    /// Returns the initial state, in which no process runs.
     pub(crate) fn new(grace: Grace) -> Self {
         Self {
             grace,
@@ -181,7 +187,7 @@ impl LauncherLifecycle {
         }
     }
 
-    /// Processes an event and returns the actions to carry out, in order.
+    /// Processes an event and returns the actions to execute, in order.
     pub(crate) fn step(&mut self, event: LauncherEvent, now: Duration) -> Vec<LauncherAction> {
         let mut actions = Vec::new();
         if !self.over {
@@ -193,7 +199,7 @@ impl LauncherLifecycle {
         actions
     }
 
-    /// Returns when [`Self::step`] must be called at the latest.
+    /// Returns the latest time of the next call of [`Self::step`]; `None` if no call is needed without an event.
     pub(crate) fn wake(&self) -> Option<Duration> {
         if self.over {
             return None;
@@ -253,8 +259,8 @@ impl LauncherLifecycle {
                 if let Libvirtd::Starting { listens, .. } = &mut self.libvirtd {
                     *listens = true;
                     self.query_at = Some(now);
-                    // libvirt probes QEMU at the first use, which takes half a second and more. A guest that already
-                    // runs does not need it.
+                    // libvirt probes QEMU at the first use, which takes half a second or more. A running guest does not
+                    // need this.
                     if self.guest == QemuState::Never && self.stop.is_none() {
                         actions.push(LauncherAction::Learn);
                     }
@@ -275,8 +281,8 @@ impl LauncherLifecycle {
                 }
                 self.query_at = Some(now);
             }
-            // A start may fail before there is any other sign of it. Later the log adds nothing, and the guest can
-            // make QEMU write to it at any rate.
+            // A start may fail without any other sign. Later, the log adds no information, and the guest can make QEMU
+            // write to it at any rate.
             LauncherEvent::LogWritten => {
                 if self.guest == QemuState::Never {
                     self.query_at = Some(now);
@@ -288,7 +294,7 @@ impl LauncherLifecycle {
         }
     }
 
-    /// Starts to stop the guest. Returns false if that has begun before.
+    /// Starts to stop the guest. Returns `false` if this was already started before.
     fn begin_stop(&mut self, now: Duration) -> bool {
         let begins = self.stop.is_none();
         if begins {
@@ -314,7 +320,7 @@ impl LauncherLifecycle {
             self.failures = 0;
         }
         self.failures += 1;
-        // A pending query has to be repeated with the next libvirtd.
+        // A pending query must be repeated with the next libvirtd.
         self.query_at = None;
         if let Some(call) = self.pending.take() {
             actions.push(LauncherAction::Abandon);
@@ -349,7 +355,7 @@ impl LauncherLifecycle {
                 };
                 self.query_at = Some(now);
             }
-            // Either libvirt stopped it before its PID was read, or it was not the guest's QEMU.
+            // Either libvirt stopped the guest's QEMU before its PID was read, or the process was not the guest's QEMU.
             QemuState::Never => self.query_at = Some(now),
             QemuState::Ended { at, how: None } => self.guest = QemuState::Ended { at, how: Some(how) },
             QemuState::Ended { .. } => {}
@@ -395,8 +401,8 @@ impl LauncherLifecycle {
                 self.press = false;
             }
             VirshDomainState::Off(OffReason::Unknown) | VirshDomainState::Absent if self.guest == QemuState::Never => {}
-            // The response refers to the time before the current QEMU, or the kernel is just ending QEMU. Only the
-            // end of the process, reported by the kernel, counts.
+            // The response refers to the time before the current QEMU, or the kernel is about to end QEMU. Only the
+            // kernel's report of the process's end counts.
             VirshDomainState::Off(_) | VirshDomainState::Absent
                 if matches!(self.guest, QemuState::Runs { pid: Some(_) }) =>
             {
@@ -485,7 +491,7 @@ impl LauncherLifecycle {
                 actions.push(LauncherAction::StartLibvirtd);
             }
             Libvirtd::Starting { listens, by, since } if by <= now => {
-                // Killed only once; its end is an event.
+                // libvirtd is killed only once. Its end is an event.
                 self.libvirtd = Libvirtd::Starting {
                     listens,
                     by: now + FIRST_RESPONSE_TIMEOUT,
@@ -501,9 +507,10 @@ impl LauncherLifecycle {
         }
     }
 
-    /// Returns how long libvirt may take to notice the end. This may be long during a migration, because libvirt
-    /// delays its events and responses. For a guest that was paused for the final phase, the migration's result must
-    /// come from libvirt.
+    /// Returns the time limit for libvirt to notice the end of QEMU.
+    ///
+    /// libvirt may take long during a migration, because it delays its events and responses. For a guest that was
+    /// paused for the final phase, the result of the migration must come from libvirt.
     fn notice(&self) -> Duration {
         if self.has_failed() && !self.leaves {
             NOTICE_OF_FAILURE
@@ -522,13 +529,13 @@ impl LauncherLifecycle {
         !matches!(how, ProcessEnd::Exited(0) | ProcessEnd::Unknown) && !moved
     }
 
-    /// Returns libvirt's reason, if it gave one, once the guest counts as ended; `None` before.
+    /// Returns libvirt's reason, if any, once the guest counts as ended; `None` before that.
     fn verdict(&self, now: Duration) -> Option<Option<OffReason>> {
         let reason = self.off.flatten();
         match self.guest {
             QemuState::Never | QemuState::Runs { .. } => None,
             QemuState::Ended { at, .. } => {
-                // Another libvirtd would not know that the guest has run, and an agent would start it again.
+                // A new libvirtd would not know that the guest has run, and an agent would start the guest again.
                 let libvirt_stays_off = matches!(self.libvirtd, Libvirtd::Off { .. } | Libvirtd::Closing);
                 let given_up = self
                     .stop
@@ -538,7 +545,7 @@ impl LauncherLifecycle {
         }
     }
 
-    /// Returns whether libvirtd may be stopped now that the guest has ended. Queries libvirt if that is unknown.
+    /// Returns whether libvirtd may be stopped after the guest's end. Queries libvirt if this is not known yet.
     fn is_settled(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) -> bool {
         let waits = matches!(self.libvirtd, Libvirtd::Up { .. }) && self.off.is_some() && !self.forced;
         match self.settling {

@@ -1,4 +1,4 @@
-//! A non-blocking output for lines: lines that do not fit are dropped and counted.
+//! Non-blocking output for lines. Lines that do not fit are dropped and counted.
 //!
 //! ```text
 //! line ──▶ queue of at most 64 KiB ──▶ as much as the pipe accepts now
@@ -16,19 +16,21 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Maximum number of queued bytes.
 const QUEUE: usize = 64 * 1024;
-/// Maximum number of bytes written at once. A writable pipe accepts that many atomically and without blocking
-/// (`PIPE_BUF` of pipe(7)). So the pipe, which other processes share, need not be made non-blocking.
+/// Maximum number of bytes written at once.
+///
+/// A writable pipe accepts this number of bytes atomically and without blocking (`PIPE_BUF` of pipe(7)). Therefore the
+/// pipe, which other processes share, does not have to be non-blocking.
 const MAX_BYTES_PER_WRITE: usize = 4096;
 
-/// A queue of lines for an output.
+/// Queue of lines for an output.
 #[derive(Debug)]
 pub(crate) struct LineSink {
     to: File,
-    /// The kind of lines, for the message about dropped lines.
+    /// Description of the lines, for the message about dropped lines.
     what: &'static str,
     queue: VecDeque<u8>,
     dropped: u64,
-    /// Whether writing has failed for good.
+    /// Whether writing has failed permanently.
     broken: bool,
 }
 
@@ -59,7 +61,7 @@ impl LineSink {
         self.queue.extend(line.as_bytes());
     }
 
-    /// Returns the message about dropped lines; empty if there are none.
+    /// Returns the message about dropped lines. The message is empty if no lines were dropped.
     fn note(&self) -> String {
         match self.dropped {
             0 => String::new(),
@@ -74,7 +76,7 @@ impl LineSink {
         }
     }
 
-    /// Returns the descriptor to poll, if anything is left to write.
+    /// Returns the descriptor to poll, if data is left to write.
     pub(crate) fn waits(&self) -> Option<PollFd<'_>> {
         self.has_more()
             .then(|| PollFd::new(self.to.as_fd(), PollFlags::POLLOUT))
@@ -93,7 +95,7 @@ impl LineSink {
                 Ok(written) => drop(self.queue.drain(..written)),
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock) => return,
-                // The reader is gone for good.
+                // The reader has closed the output permanently.
                 Err(_) => {
                     self.broken = true;
                     self.queue = VecDeque::new();
@@ -102,11 +104,11 @@ impl LineSink {
         }
     }
 
-    /// Flushes, and waits a moment for the rest, because the last lines are important.
+    /// Flushes the queue, and waits briefly to flush the rest, because the last lines are important.
     pub(crate) fn flush_last(&mut self, milliseconds: u16) {
         self.flush();
         if let Some(wait) = self.waits() {
-            // On a timeout too, one more attempt is made.
+            // After a timeout, one more attempt is made too.
             let _ = poll(&mut [wait], PollTimeout::from(milliseconds));
             self.flush();
         }
@@ -119,7 +121,7 @@ impl LineSink {
         end.map_or(most, |at| at + 1)
     }
 
-    /// Returns whether anything is left to write, including the message about dropped lines.
+    /// Returns whether data is left to write, including the message about dropped lines.
     fn has_more(&self) -> bool {
         !self.broken && (!self.queue.is_empty() || self.dropped > 0)
     }
@@ -129,7 +131,7 @@ impl LineSink {
             return false;
         }
         let mut fds = [PollFd::new(self.to.as_fd(), PollFlags::POLLOUT)];
-        // A missing reader shows up as an error of the write.
+        // A missing reader shows as an error of the write.
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 }
@@ -222,7 +224,7 @@ mod tests {
         while !outlet.queue.is_empty() {
             outlet.queue.drain(..line.len());
         }
-        // It waits for the pipe although no line is queued.
+        // The output waits for the pipe although no line is queued.
         assert!(outlet.waits().is_some());
         outlet.flush();
         assert!(outlet.waits().is_none());

@@ -1,5 +1,6 @@
-//! Drydock's launcher: process 1 of a virtual machine's pod. [`lifecycle`] makes its decisions, [`supervisor`]
-//! carries them out, and [`disks`] prepares the disks first.
+//! Launcher of Drydock: process 1 of a virtual machine's pod.
+//!
+//! [`lifecycle`] makes its decisions, [`supervisor`] executes them, and [`disks`] prepares the disks first.
 
 mod addresses;
 mod args;

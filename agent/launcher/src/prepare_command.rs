@@ -1,5 +1,6 @@
-//! Preparation of the disks, and detection of the pod's addresses, in a process of its own. Process 1 stays small,
-//! reads no image, and keeps running even if the storage hangs.
+//! Preparation of the disks, and detection of the pod's addresses, in a separate process.
+//!
+//! Process 1 thus stays small, reads no image, and keeps running even if the storage hangs.
 //!
 //! ```text
 //! process 1 ── drydock-launcher prepare ──▶ disks, .ready.json
@@ -17,7 +18,7 @@ use drydock_api::launcher::{GUEST_VARIABLE, PodGuest, Ready};
 
 use crate::{addresses, disks, folders::Folders, libvirt_settings, process_end::ProcessEnd};
 
-/// The subcommand for this process.
+/// Name of the subcommand for this process.
 pub(crate) const NAME: &str = "prepare";
 
 /// Returns the command of the process that prepares the disks.
@@ -35,10 +36,10 @@ pub(crate) fn command(guest: &PodGuest, root: &Path, folders: &Folders) -> io::R
     Ok(command)
 }
 
-/// Converts the end of the process into a result.
+/// Converts the end of the preparing process to a result.
 ///
 /// # Errors
-/// Returns why the disks are not prepared.
+/// If the disks are not prepared, with the reason.
 pub(crate) fn result(end: ProcessEnd, error_output: &str) -> Result<(), String> {
     if end.is_success() {
         return Ok(());
@@ -51,7 +52,7 @@ pub(crate) fn result(end: ProcessEnd, error_output: &str) -> Result<(), String> 
     })
 }
 
-/// Prepares the disks. Runs in the separate process.
+/// Prepares the disks. This function runs in the separate process.
 pub(crate) fn run(guest: &PodGuest, root: &Path) -> ExitCode {
     let folders = Folders::below(root);
     let made = disks::prepare(guest, &folders)
@@ -67,14 +68,14 @@ pub(crate) fn run(guest: &PodGuest, root: &Path) -> ExitCode {
     match made {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            // stderr is the only way to report the error, so an error of the write is ignored.
+            // stderr is the only channel for the error, so an error of the write is ignored.
             let _ = io::stderr().write_all(why.as_bytes());
             ExitCode::FAILURE
         }
     }
 }
 
-/// Returns whether QEMU, which runs as the same user, will be able to open this device.
+/// Returns whether QEMU, which runs as the same user, can open this device.
 fn can_be_opened(device: &Path) -> bool {
     File::options().read(true).write(true).open(device).is_ok()
 }

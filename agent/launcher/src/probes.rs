@@ -1,4 +1,4 @@
-//! The guest's liveness and readiness probes, which this process carries out itself.
+//! The guest's liveness and readiness probes, which this process executes itself.
 //!
 //! ```text
 //!                    ┌── liveness fails ──▶ LauncherLifecycle: the guest is stopped ──▶ termination message
@@ -6,23 +6,23 @@
 //!                    └── readiness ───────▶ readiness.json ──▶ agent ──▶ the pod's gate, the instance's Ready
 //! ```
 //!
-//! The container has no probes for the kubelet to carry out, for three reasons:
+//! The container has no probes that the kubelet executes, for three reasons:
 //!
 //! - The kubelet cannot distinguish a guest that does not respond from a node that is too busy to start a process or to
-//!   respond to a request in time. So load alone would end healthy guests, and their migrations with them.
-//! - The kubelet does not know that a guest is paused, has not arrived yet, or is throttled by its migration.
+//!   respond to a request in time. Load alone would thus end healthy guests, and their migrations.
+//! - The kubelet does not know whether a guest is paused, has not arrived yet, or is throttled by its migration.
 //! - passt accepts each connection on behalf of the guest, so a successful connection shows nothing.
 //!
-//! (A port of this process for the kubelet would solve only the last two, and would need an address that others can
-//! also reach.) Therefore:
+//! (A port of this process for the kubelet would solve only the last two problems, and would need an address that
+//! others can also reach.) Therefore:
 //!
-//! - Probes begin when the guest runs in this pod, and stop while it is paused: [`schedule`]. Liveness probes also stop
-//!   while it migrates.
-//! - A time-out only counts time in which this process was scheduled: [`time_limit`].
-//! - Each probe runs in a short-lived thread, not in a process. Between probes there is no thread.
+//! - Probes start when the guest runs in this pod, and stop while the guest is paused: [`schedule`]. Liveness probes
+//!   also stop while the guest migrates.
+//! - A timeout counts only time in which this process was scheduled: [`time_limit`].
+//! - Each probe runs in a short-lived thread, not in a process. Between probes, there is no thread.
 //! - A guest whose liveness probe fails is stopped as on deletion of its pod: by its power button, then by force. The
 //!   pod fails with the reason in its termination message.
-//! - Readiness is a part of the pod's readiness gate, and shows in the instance's condition Ready with its reason.
+//! - Readiness is a part of the pod's readiness gate. The VMI's condition Ready shows it with its reason.
 
 mod measure;
 pub(crate) mod schedule;
@@ -47,26 +47,26 @@ use crate::{addresses, guest_activity::GuestActivity};
 use measure::measure;
 use schedule::{ProbeKind, ProbeVerdict, Schedule};
 
-/// Stack size of a probe's thread in bytes. TLS needs the most, below 100 KiB.
+/// Stack size of a probe's thread in bytes. TLS has the largest need, which is below 100 KiB.
 const STACK: usize = 512 * 1024;
 
 type ProbeOutcome = Option<Result<(), String>>;
 
-/// The probes of the pod's guest.
+/// Probes of the pod's guest.
 pub(crate) struct Probes {
     schedules: Vec<Schedule>,
     results: Receiver<(ProbeKind, ProbeOutcome)>,
     sender: Sender<(ProbeKind, ProbeOutcome)>,
-    /// Receives one byte per result.
+    /// Stream that receives one byte per result.
     reader: UnixStream,
     writer: UnixStream,
 }
 
 impl Probes {
-    /// Creates the probes; returns `None` if none are configured.
+    /// Creates the probes; `None` if no probe is configured.
     ///
     /// # Errors
-    /// If the kernel provides no more sockets.
+    /// If the kernel cannot provide another socket.
     pub(crate) fn new(probes: &GuestProbes) -> io::Result<Option<Self>> {
         let liveness = probes
             .liveness
@@ -92,7 +92,7 @@ impl Probes {
         }))
     }
 
-    /// Updates the guest's current activity.
+    /// Records the current activity of the guest.
     pub(crate) fn observe(&mut self, activity: GuestActivity, now: Duration) {
         for schedule in &mut self.schedules {
             schedule.observe(activity, now);
@@ -130,25 +130,25 @@ impl Probes {
                 .stack_size(STACK)
                 .spawn(move || {
                     let guest = addresses::of_pod().first().map(|pod| pod.address);
-                    // The receiving ends live as long as the launcher, so errors are ignored.
+                    // The receivers exist as long as the launcher, so errors are ignored.
                     let _ = sender.send((kind, Some(measure(&action, guest, timeout))));
                     let _ = writer.write_all(&[0]);
                 })
         });
         if begun.is_err() {
-            // A failure to start a thread is no information about the guest.
+            // A failure to start a thread is no result of the probe.
             schedule.result(None);
         }
     }
 
-    /// Returns when to call [`Self::work`]. It must also be called when a result is available.
+    /// Returns the time of the next call of [`Self::work`]. It must also be called when a result is available.
     pub(crate) fn wake(&self) -> Option<Duration> {
         self.schedules.iter().filter_map(Schedule::wake).min()
     }
 }
 
 impl AsFd for Probes {
-    /// The descriptor is readable when a result is available.
+    /// Returns a descriptor that is readable when a result is available.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.as_fd()
     }

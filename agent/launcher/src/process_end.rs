@@ -1,17 +1,17 @@
-//! The end of a process.
+//! How a process ended.
 
 use std::fmt;
 
 use nix::sys::{signal::Signal, wait::WaitStatus};
 
-/// The end of a process.
+/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessEnd {
-    /// With this exit code.
+    /// The process exited with this code.
     Exited(i32),
-    /// By this signal.
+    /// The process was killed by this signal.
     Killed(Signal),
-    /// The kernel does not report how.
+    /// The process ended, but the kernel does not report how.
     Unknown,
 }
 

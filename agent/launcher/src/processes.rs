@@ -1,4 +1,4 @@
-//! Processes that this one started or adopted. It reaps all of them.
+//! Processes that this process has started or adopted. It reaps all of them.
 
 use std::{
     fs,
@@ -30,15 +30,15 @@ pub(crate) struct Reaped {
     pub(crate) pid: Pid,
     /// The kernel's name of the process.
     pub(crate) name: String,
-    /// Its end.
+    /// How the process ended.
     pub(crate) end: ProcessEnd,
 }
 
-/// Reaps a process that has ended, if there is one.
+/// Reaps a process that has ended; `None` if there is none.
 pub(crate) fn reap() -> Option<Reaped> {
     let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
     loop {
-        // Waits without reaping first, because the name is no longer available after reaping.
+        // The first wait does not reap, because the name of the process is not available after reaping.
         let pid = match waitid(Id::All, ended | WaitPidFlag::WNOWAIT) {
             Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return None,
             Err(Errno::EINTR) => continue,
@@ -58,8 +58,9 @@ pub(crate) fn reap() -> Option<Reaped> {
     }
 }
 
-/// Sends a signal to a process that has not been reaped. Errors are ignored: a process that has ended no longer needs
-/// it.
+/// Sends a signal to a process that has not been reaped.
+///
+/// Errors are ignored, because an ended process no longer needs the signal.
 pub(crate) fn signal(pid: Pid, signal: Signal) {
     let _ = kill(pid, signal);
 }
@@ -67,7 +68,7 @@ pub(crate) fn signal(pid: Pid, signal: Signal) {
 /// Starts a program without keeping a handle. Its end is reaped like that of any other process.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If the program cannot be started.
 pub(crate) fn start(command: &mut Command) -> io::Result<(Pid, Option<ChildStdout>, Option<ChildStderr>)> {
     let mut child = command.spawn()?;
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
@@ -77,7 +78,7 @@ pub(crate) fn start(command: &mut Command) -> io::Result<(Pid, Option<ChildStdou
 /// Makes a descriptor non-blocking.
 ///
 /// # Errors
-/// If the kernel refuses it.
+/// If the kernel refuses the change.
 pub(crate) fn without_waiting(fd: &impl AsFd) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
@@ -88,7 +89,7 @@ pub(crate) fn without_waiting(fd: &impl AsFd) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct ShortCommand {
     pub(crate) pid: Pid,
-    /// When to kill it.
+    /// Time at which the command is killed.
     pub(crate) deadline: Instant,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
@@ -98,7 +99,7 @@ impl ShortCommand {
     /// Starts the command.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the command cannot be started.
     pub(crate) fn start(mut command: Command, deadline: Instant) -> io::Result<Self> {
         let (pid, stdout, stderr) = start(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
         Ok(Self {
@@ -109,7 +110,7 @@ impl ShortCommand {
         })
     }
 
-    /// Returns stdout and stderr of the ended command. Does not wait for processes that inherited its output.
+    /// Returns stdout and stderr of the ended command. Does not wait for processes that have inherited these streams.
     pub(crate) fn into_output(self) -> (String, String) {
         (all_of(self.stdout), all_of(self.stderr))
     }
@@ -120,7 +121,7 @@ fn all_of(from: Option<impl Read + AsFd>) -> String {
     if let Some(from) = from
         && without_waiting(&from).is_ok()
     {
-        // On an error, the data read so far is used.
+        // After an error, the data that was read so far is used.
         let _ = from.take(MAX_OUTPUT).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -1,4 +1,4 @@
-//! The file with the result of the guest's readiness probe, which the agent reads.
+//! File with the result of the guest's readiness probe. The agent reads the file.
 
 use std::{
     fs, io,
@@ -8,27 +8,27 @@ use std::{
 
 use drydock_api::launcher::GuestReadiness;
 
-/// Pause before a result that could not be written is written again, as when the disk is full.
+/// Pause before a result that could not be written is written again, for example when the disk is full.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The file, and the result that it does not have yet.
+/// The readiness file, and the result that has not been written to it yet.
 #[derive(Debug)]
 pub(crate) struct ReadinessFile {
     path: PathBuf,
-    /// The result that could not be written, and when it is due again.
+    /// The result that could not be written, and the time of the next attempt.
     unwritten: Option<(GuestReadiness, Instant)>,
 }
 
 impl ReadinessFile {
-    /// Returns the file at this path, which need not exist.
+    /// Creates the value for the file at this path, which does not have to exist.
     pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, unwritten: None }
     }
 
-    /// Replaces the file atomically by one with this result.
+    /// Atomically replaces the file with a file that contains this result.
     ///
     /// # Errors
-    /// If it cannot be written. The result is kept for [`retry`](Self::retry).
+    /// If the file cannot be written. The result is kept for [`retry`](Self::retry).
     pub(crate) fn publish(&mut self, readiness: GuestReadiness, now: Instant) -> io::Result<()> {
         let unfinished = self.path.with_extension("new");
         let written = serde_json::to_vec(&readiness)
@@ -39,13 +39,13 @@ impl ReadinessFile {
         written
     }
 
-    /// Writes a result that could not be written, once it is due. Returns whether it has been written now.
+    /// Writes the unwritten result when it is due. Returns whether it was written.
     pub(crate) fn retry(&mut self, now: Instant) -> bool {
         let due = self.unwritten.take_if(|(_, at)| *at <= now);
         due.is_some_and(|(readiness, _)| self.publish(readiness, now).is_ok())
     }
 
-    /// Returns when to call [`retry`](Self::retry).
+    /// Returns the time of the next call of [`retry`](Self::retry).
     pub(crate) fn wake(&self) -> Option<Instant> {
         self.unwritten.as_ref().map(|(_, at)| *at)
     }
@@ -72,7 +72,7 @@ mod tests {
         let (mut file, now) = (ReadinessFile::new(path.clone()), Instant::now());
         file.publish(readiness(true), now).unwrap();
         assert_eq!(file.wake(), None);
-        // No file can be written in place of a folder.
+        // A folder at the path prevents the file from being written.
         let obstacle = path.with_extension("new");
         fs::create_dir(&obstacle).unwrap();
         file.publish(readiness(false), now).unwrap_err();

@@ -1,7 +1,7 @@
-//! Proof that a container's own image has the disk with which a guest started.
+//! Proof that a container's own image contains the disk with which a guest started.
 //!
-//! Runs in a container of the containerDisk's image, which also mounts the image volume on which the guest's disk is
-//! based:
+//! The command runs in a container of the containerDisk's image, which also mounts the image volume on which the
+//! guest's disk is based:
 //!
 //! ```text
 //! /disk/*                   layers of the container's image ──┐
@@ -17,8 +17,9 @@ use std::{
 
 use crate::disks::container_disk;
 
-/// Checks whether the disk in the image at `own` is the one in the image at `other`. Fails if it is not, or if this
-/// cannot be determined for certain.
+/// Checks whether the disks in the images at `own` and `other` are the same file.
+///
+/// Fails if they are not, or if this cannot be determined with certainty.
 pub(crate) fn run(own: &Path, other: &Path, disk: Option<&str>) -> ExitCode {
     let found = |root| -> Result<Metadata, String> {
         let disk = container_disk::find(root, disk).map_err(|refusal| refusal.to_string())?;
@@ -45,7 +46,7 @@ pub(crate) fn run(own: &Path, other: &Path, disk: Option<&str>) -> ExitCode {
 struct File {
     inode: u64,
     size: u64,
-    /// Seconds and nanoseconds.
+    /// Modification time in seconds and nanoseconds. The next field is the change time in the same format.
     modified: (i64, i64),
     changed: (i64, i64),
 }
@@ -61,10 +62,12 @@ impl File {
     }
 }
 
-/// Returns an error unless both are the same file. An overlay shows the inode numbers of its layers' file system
-/// (`overlayfs`, "Inode properties"), but its own device number. If each image has its own file system, inode numbers
-/// can coincide. Then the ctime, at which the file was unpacked and which cannot be set, distinguishes the files. In
-/// a file system that was built together with the image, the ctime is that of the content and proves nothing.
+/// Returns an error unless both are the same file.
+///
+/// An overlay shows the inode numbers of its layers' file system (`overlayfs`, "Inode properties"), but its own device
+/// number. If each image has its own file system, inode numbers can coincide. In this case the ctime distinguishes the
+/// files: it is the time at which a file was unpacked, and it cannot be set. In a file system that was built together
+/// with the image, the ctime is the ctime of the content and proves nothing.
 fn same(own: &File, other: &File) -> Result<(), String> {
     if own != other {
         return Err(format!("they differ: {own:?}, {other:?}"));
@@ -115,12 +118,12 @@ mod tests {
         assert!(same(&built, &built).is_err_and(|why| why.contains("unpacked")));
     }
 
-    /// Creates an image with this content in a disk with this name.
+    /// Creates an image whose disk has this name and this content.
     fn image(root: &Path, disk: &str, content: &[u8]) -> PathBuf {
         let file = root.join("disk").join(disk);
         fs::create_dir_all(root.join("disk")).unwrap();
         fs::write(&file, content).unwrap();
-        // Archives preserve the content's modification time.
+        // Archives preserve the modification time of the content.
         let written = fs::File::options().write(true).open(&file).unwrap();
         written.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         file

@@ -1,4 +1,5 @@
-//! The main loop of process 1: waits for events, passes them to [`LauncherLifecycle`], and carries out its actions.
+//! Main loop of process 1. It waits for events, passes them to [`LauncherLifecycle`], and executes the resulting
+//! actions.
 //!
 //! ```text
 //! SIGCHLD, SIGTERM ─┐                                           ┌─▶ libvirtd, virsh, signals
@@ -7,7 +8,7 @@
 //!                        └── console, libvirtd's errors ─▶ stdout, stderr
 //! ```
 //!
-//! There is one thread, and it blocks only in that one `poll`. (A probe of the guest blocks in a thread of its own.)
+//! The process has one thread, which blocks only in this `poll`. (A probe of the guest blocks in its own thread.)
 
 use std::{
     collections::VecDeque,
@@ -55,10 +56,10 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const DISKS: Duration = Duration::from_secs(120);
 /// Time limit for writing the last lines, in milliseconds.
 const LAST_LINES: u16 = 500;
-/// The control group's memory events.
+/// File with the memory events of the control group.
 const MEMORY_EVENTS: &str = "/sys/fs/cgroup/memory.events";
 
-/// Process 1 and its state.
+/// State of process 1.
 pub(crate) struct Supervisor {
     guest: PodGuest,
     folders: Folders,
@@ -81,7 +82,7 @@ pub(crate) struct Supervisor {
     ending: Option<Ending>,
 }
 
-/// A running libvirtd.
+/// A running libvirtd process.
 struct Daemon {
     pid: Pid,
     error_output: Option<ChildStderr>,
@@ -90,9 +91,9 @@ struct Daemon {
 
 /// Signals, converted to readable streams.
 struct Signals {
-    /// Readable when a child has ended.
+    /// Stream that is readable when a child has ended.
     child: UnixStream,
-    /// Readable when the launcher has to stop.
+    /// Stream that is readable when the launcher must stop.
     end: UnixStream,
 }
 
@@ -127,7 +128,7 @@ impl Signals {
 pub(crate) fn run(guest: PodGuest, root: &Path, termination_log: &Path) -> u8 {
     let mut own = match standard(&io::stderr()) {
         Ok(file) => LineSink::new(file, "of the launcher"),
-        // Without stderr no error can be reported.
+        // Without stderr, no error can be reported.
         Err(_) => return 1,
     };
     let (ending, end_requested) = match Supervisor::new(guest, root) {
@@ -175,7 +176,7 @@ pub(crate) fn standard(stream: &impl AsFd) -> io::Result<File> {
 
 impl Supervisor {
     fn new(guest: PodGuest, root: &Path) -> io::Result<Self> {
-        // Only needed outside of a pod: process 1 adopts orphans anyway.
+        // This is only needed outside of a pod, because process 1 adopts orphans anyway.
         prctl::set_child_subreaper(true)?;
         let folders = Folders::below(root);
         libvirt_settings::write(&guest, &folders)?;
@@ -224,12 +225,12 @@ impl Supervisor {
         }
     }
 
-    /// Queues an event.
+    /// Queues an event for the lifecycle.
     fn handle_event(&mut self, event: LauncherEvent) {
         self.events.push_back(event);
     }
 
-    /// Passes the queued events to the lifecycle and carries out its actions.
+    /// Passes the queued events to the lifecycle and executes its actions.
     fn act(&mut self) {
         while let Some(event) = self.events.pop_front() {
             for action in self.lifecycle.step(event, self.started.elapsed()) {
@@ -290,7 +291,7 @@ impl Supervisor {
         }
     }
 
-    /// Carries out the guest's probes.
+    /// Executes the guest's probes, and handles their changed verdicts.
     fn probe(&mut self) {
         let now = self.started.elapsed();
         let verdicts = self.probes.as_mut().map(|probes| probes.work(now)).unwrap_or_default();
@@ -324,14 +325,14 @@ impl Supervisor {
         if self.libvirtd.as_ref().is_some_and(|libvirtd| libvirtd.pid == pid) {
             self.read_error_output();
             self.libvirtd = None;
-            // libvirtd's last events precede its end.
+            // The last events of libvirtd precede its end.
             self.read_signs();
             self.handle_event(LauncherEvent::LibvirtdEnded(end.to_string()));
         } else if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
             let (output, error_output) = command.into_output();
             self.call_ended(call, end.is_success(), &output, &error_output);
         } else if self.learning.take_if(|learning| *learning == pid).is_some() {
-            // A failure will show up again when the guest starts.
+            // A failure will occur again when the guest starts.
             let took = self.started.elapsed().as_secs_f64();
             self.log(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
@@ -443,7 +444,7 @@ impl Supervisor {
     fn learn(&mut self) {
         let mut command = libvirt_settings::learning_command(&self.folders);
         let started = processes::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
-        // If it hangs, its libvirtd hangs, and it ends together with libvirtd.
+        // If this command hangs, its libvirtd hangs too, and the command ends together with libvirtd.
         self.learning = started.ok().map(|(pid, _, _)| pid);
     }
 
@@ -475,7 +476,7 @@ impl Supervisor {
     }
 
     fn log(&mut self, text: &str) {
-        // The text may quote untrusted output.
+        // The text may contain untrusted output.
         let mut lines = ConsoleLines::new("launcher: ");
         lines.feed(text.as_bytes(), |line| self.own.line(line));
         lines.finish(|line| self.own.line(line));
@@ -503,7 +504,7 @@ impl Supervisor {
     /// Waits for the next event.
     fn wait(&self, until: Option<Instant>) {
         let timeout = until.map_or(PollTimeout::NONE, |until| {
-            // Rounded up to the next millisecond, so that the time has really come.
+            // The time is rounded up to the next millisecond, so that the wait does not end too early.
             let left = until.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
@@ -522,11 +523,11 @@ impl Supervisor {
             .as_ref()
             .and_then(|libvirtd| libvirtd.error_output.as_ref());
         fds.extend(error_output.map(|error_output| readable(error_output.as_fd())));
-        // An interruption by a signal is expected. All sources are checked afterwards in any case.
+        // An interruption by a signal is expected. All sources are checked afterwards anyway.
         let _ = poll(&mut fds, timeout);
     }
 
-    /// Kills the remaining child processes, which outside of a pod the kernel does not do.
+    /// Kills the remaining child processes. Outside of a pod, the kernel does not do this.
     fn shut_down(&mut self) {
         self.console.drain(Instant::now(), &mut self.out);
         let commands = [self.virsh.take().map(|(_, command)| command), self.prepare.take()];
@@ -555,9 +556,10 @@ fn out_of_memory() -> bool {
         .any(|count| count.trim() != "0")
 }
 
-/// Returns whether an error message is irrelevant. libvirtd queries KVM for the processor's features several times
-/// for each guest, and logs an error if there is no KVM. This is irrelevant where guests are emulated; otherwise QEMU
-/// reports the same error.
+/// Returns whether an error message is irrelevant.
+///
+/// libvirtd queries KVM for the processor's features several times for each guest, and logs an error if there is no
+/// KVM. This is irrelevant on nodes that emulate guests. On other nodes, QEMU reports the same error.
 fn is_irrelevant(error_output: &str) -> bool {
     error_output.contains("Unable to open /dev/kvm")
 }

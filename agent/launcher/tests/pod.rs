@@ -1,4 +1,4 @@
-//! A launcher with the real libvirt and QEMU of this machine, as root or any other user, without KVM.
+//! Tests of a launcher with the real libvirt and QEMU of this machine, as root or another user, without KVM.
 
 #![expect(
     clippy::unwrap_used,
@@ -134,7 +134,7 @@ fn guest_that_migrated_has_not_crashed_though_libvirtd_did() {
     pod.boot();
     let qemu = pod.child("qemu-system");
     pod.kill("libvirtd");
-    // As the node's tunnel does when it has proof.
+    // The node's tunnel writes this file when it has proof.
     fs::write(pod.path("run/drydock/migration/left"), "").unwrap();
     nix::sys::signal::kill(qemu, nix::sys::signal::Signal::SIGKILL).unwrap();
     let (ending, code) = pod.ended();
@@ -146,7 +146,7 @@ fn guest_that_migrated_has_not_crashed_though_libvirtd_did() {
     );
 }
 
-/// Returns a probe of the test's own server, with a period of one second.
+/// Returns a probe of the test's own server with a period of one second.
 fn probe_of(server: &TcpListener, failure_threshold: u32) -> GuestProbe {
     GuestProbe {
         action: ProbeAction::Http {
@@ -164,7 +164,7 @@ fn probe_of(server: &TcpListener, failure_threshold: u32) -> GuestProbe {
     }
 }
 
-/// Accepts the next probe, and responds with this status.
+/// Accepts the next probe and responds with this status.
 fn respond(server: &TcpListener, status: &str) {
     let (mut stream, _) = server.accept().unwrap();
     let mut request = [0; 1024];
@@ -186,7 +186,7 @@ fn probes_follow_the_guest_and_failed_liveness_ends_the_guest() {
         serde_json::from_slice(&fs::read(pod.path("run/drydock/readiness.json")).unwrap()).unwrap()
     };
     pod.virsh(&["start", "--paused", "default_vm1"]);
-    // Any earlier connection would be a probe of a paused guest.
+    // An earlier connection would be a probe of a paused guest.
     for server in [&live, &ready] {
         server.set_nonblocking(true).unwrap();
         assert!(server.accept().is_err(), "a guest that stands still is not probed");
@@ -230,7 +230,7 @@ fn undefined_guest_shuts_down_on_termination() {
 fn guest_that_cannot_start_fails_with_the_error_of_qemu() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.define();
-    // QEMU starts, but the file contains no disk.
+    // QEMU starts, but the file does not contain a disk.
     fs::write(pod.path("var/lib/drydock/disks/root.qcow2"), "no disk").unwrap();
     assert!(!pod.try_virsh(&["start", "default_vm1"]).status.success());
     let (ending, code) = pod.ended();
@@ -304,7 +304,7 @@ fn a_guest_that_moves_has_not_ended() {
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
     let disk = &target.ready().disks[0];
-    // As in pods, both have their disks at the same path: here, the source's disk serves both.
+    // In pods, both sides have their disks at the same path. In this test, both sides use the source's disk.
     assert_eq!(disk.virtual_size, 1 << 20);
     let moved = migrate(&source, &target, &[]);
     assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
@@ -333,7 +333,7 @@ fn failed_migration_keeps_the_guest_and_target_reports_failure() {
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
     let disk = target.ready().disks[0].path.clone();
-    // The target's QEMU starts, but the file contains no disk.
+    // The target's QEMU starts, but the file does not contain a disk.
     fs::write(&disk, "no disk").unwrap();
     let source_disk = source.path("var/lib/drydock/disks/root.qcow2").display().to_string();
     let moved = migrate(&source, &target, &[(&source_disk, &disk)]);
@@ -359,7 +359,7 @@ fn cached_qemu_capabilities_are_used_while_valid() {
         let folder = pod.path("run/drydock/cache/libvirt/qemu/cache/capabilities");
         let mut files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
         let file = files.next().expect("libvirt writes down what it has learned");
-        // The launcher writes this file last before libvirt starts.
+        // The launcher writes this file last before it starts libvirt.
         let settings = fs::metadata(pod.path("run/drydock/config/libvirt/qemu.conf")).unwrap();
         let by_libvirt = file.metadata().unwrap().modified().unwrap() > settings.modified().unwrap();
         ((file.file_name(), fs::read(file.path()).unwrap()), by_libvirt)
@@ -369,7 +369,7 @@ fn cached_qemu_capabilities_are_used_while_valid() {
     assert!(by_libvirt);
     assert!(!learned(&mut Sandbox::start_on(std::slice::from_ref(&known), &image, 60)).1);
 
-    // Capabilities of another QEMU, or invalid ones.
+    // The cached capabilities describe another QEMU or are invalid.
     let text = String::from_utf8(known.1.clone()).unwrap();
     let (before, after) = text.split_once("<qemuctime>").unwrap();
     let other = format!("{before}<qemuctime>1{after}");
@@ -379,7 +379,7 @@ fn cached_qemu_capabilities_are_used_while_valid() {
     }
 }
 
-/// Migrates the guest to another pod, with that pod's console and with these replacements in the XML.
+/// Migrates the guest to another pod. The XML gets that pod's console and these replacements.
 fn migrate(source: &Sandbox, target: &Sandbox, changes: &[(&str, &str)]) -> Output {
     let console = |pod: &Sandbox| pod.path("run/drydock/console.sock").display().to_string();
     let mut xml = source

@@ -1,4 +1,4 @@
-//! A plugin's responses to the kubelet's calls.
+//! Responses of a plugin to the kubelet's calls.
 
 use std::{future::Future, path::PathBuf, pin::Pin, sync::Arc};
 
@@ -25,19 +25,19 @@ use super::{
 
 /// State that all connections of a plugin share.
 pub(super) struct Plugin {
-    /// The resource that the plugin offers.
+    /// Resource that the plugin offers.
     pub(super) resource: &'static ExtendedResource,
     /// Number of devices.
     pub(super) count: u32,
-    /// Maps a device to the device node that stands for it on the host.
+    /// Maps a device to the device node on the host from which the pod's device node is created.
     pub(super) nodes: Arc<dyn Fn(&str) -> String + Send + Sync>,
     /// Host folder with libvirt's cache of QEMU capabilities, if it exists.
     pub(super) capabilities: PathBuf,
-    /// The current offer.
+    /// Current offer.
     pub(super) offers: watch::Receiver<DeviceOffer>,
-    /// Whether the device for post-copy comes with it.
+    /// Whether each allocation includes the device for post-copy.
     pub(super) post_copy: watch::Receiver<bool>,
-    /// The current registration: streams of earlier ones end.
+    /// Number of the current registration. Streams of earlier registrations end.
     pub(super) registration: watch::Sender<u64>,
     /// Notified when a stream of the current registration has ended.
     pub(super) stream_ended: Notify,
@@ -61,7 +61,7 @@ pub(super) async fn serve(plugin: Arc<Plugin>, request: Request<Incoming>) -> Re
     }
 }
 
-/// Decodes the request, calls `handler` and encodes the result.
+/// Decodes the request, calls `handler`, and encodes the result.
 async fn unary<Q, A, F>(request: Request<Incoming>, handler: F) -> Response<Body>
 where
     Q: prost::Message + Default + 'static,
@@ -71,7 +71,7 @@ where
     Grpc::new(codec::<A, Q>()).unary(Once(Some(handler)), request).await
 }
 
-/// A function for exactly one request.
+/// A handler for exactly one request.
 struct Once<F>(Option<F>);
 
 impl<Q, A, F> UnaryService<Q> for Once<F>
@@ -91,7 +91,7 @@ where
     }
 }
 
-/// Returns the preferred devices. All devices are equivalent, so any will do.
+/// Returns the preferred devices. All devices are equivalent, so any choice is correct.
 fn preferred(request: PreferredRequest) -> Result<PreferredResponse, Status> {
     let containers = request.containers.into_iter().map(|mut container| {
         let size = usize::try_from(container.size).unwrap_or(0);
@@ -107,7 +107,7 @@ fn preferred(request: PreferredRequest) -> Result<PreferredResponse, Status> {
 }
 
 impl Plugin {
-    /// Returns what containers get with their devices.
+    /// Returns the mounts and device nodes for containers with devices.
     fn allocate(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let offer = *self.offers.borrow();
         let Some(devices) = (self.resource.devices)(offer) else {
@@ -127,7 +127,7 @@ impl Plugin {
                 permissions: "rw".into(),
             })
             .collect();
-        // A container runtime creates a missing mount source, so a folder that does not exist is left out.
+        // The container runtime creates a missing mount source, so a folder that does not exist is left out.
         let mounts = self.capabilities.is_dir().then(|| Mount {
             container_path: CAPABILITIES_FOLDER.into(),
             host_path: self.capabilities.to_string_lossy().into_owned(),
@@ -142,7 +142,7 @@ impl Plugin {
         })
     }
 
-    /// Returns all devices with their health under an offer.
+    /// Returns all devices, with their health under an offer.
     fn list(&self, offer: DeviceOffer) -> PluginDevices {
         let healthy = (self.resource.devices)(offer).is_some();
         let health = if healthy { HEALTHY } else { UNHEALTHY };
@@ -157,7 +157,7 @@ impl Plugin {
     }
 }
 
-/// The call `ListAndWatch`.
+/// Handler of the call `ListAndWatch`.
 struct List(Arc<Plugin>);
 
 impl ServerStreamingService<Empty> for List {
@@ -177,7 +177,7 @@ impl ServerStreamingService<Empty> for List {
     }
 }
 
-/// A kubelet that watches the devices.
+/// State of one kubelet stream that watches the devices.
 struct KubeletWatch {
     plugin: Arc<Plugin>,
     offers: watch::Receiver<DeviceOffer>,
@@ -199,7 +199,7 @@ impl KubeletWatch {
         }
     }
 
-    /// Returns the list, at once or when it has changed; `None` when the stream is to end.
+    /// Returns the list of devices, at once or when their health has changed; `None` when the stream must end.
     async fn next(&mut self) -> Option<PluginDevices> {
         loop {
             if *self.registration.borrow_and_update() != self.began_with {

@@ -1,30 +1,31 @@
-//! The used part of the kubelet's device plugin API, version v1beta1: the messages with their field numbers, and the
-//! paths of the calls.
+//! The used part of the kubelet's device plugin API, version v1beta1: messages with their field numbers, and paths of
+//! calls.
 //!
-//! Undeclared fields (topologies, annotations) are neither sent nor read. A test compares all others with the kubelet's
-//! `api.proto`. Generating them from it (prost-build 0.14 and protox 0.9) took 46 processor seconds more for each profile that
-//! is built: two minutes of a first build, for messages that have not changed in years.
+//! Undeclared fields (topologies, annotations) are neither sent nor read. A test compares the other fields with the
+//! kubelet's `api.proto`. Generating the messages from this file (prost-build 0.14 and protox 0.9) took 46 processor
+//! seconds more for each built profile. This is two minutes of a first build, for messages that have not changed in
+//! years.
 
 /// The API version that a registration declares.
 pub(crate) const VERSION: &str = "v1beta1";
 /// The kubelet's socket, in the folder of the plugins' sockets.
 pub(crate) const KUBELET_SOCKET: &str = "kubelet.sock";
-/// Health of a device that can be given to a pod.
+/// Health of a device that can be allocated to a pod.
 pub(crate) const HEALTHY: &str = "Healthy";
-/// Health of a device that cannot.
+/// Health of a device that cannot be allocated to a pod.
 pub(crate) const UNHEALTHY: &str = "Unhealthy";
 
 /// Paths of the calls.
 pub(crate) mod paths {
     /// Kubelet: registers a plugin.
     pub(crate) const REGISTER: &str = "/v1beta1.Registration/Register";
-    /// Plugin: returns its options.
+    /// Plugin: returns the options of the plugin.
     pub(crate) const OPTIONS: &str = "/v1beta1.DevicePlugin/GetDevicePluginOptions";
-    /// Plugin: streams its devices, now and whenever they change.
+    /// Plugin: streams the devices of the plugin, now and at each change.
     pub(crate) const LIST_AND_WATCH: &str = "/v1beta1.DevicePlugin/ListAndWatch";
-    /// Plugin: returns the devices that it prefers.
+    /// Plugin: returns the devices that the plugin prefers.
     pub(crate) const PREFERRED: &str = "/v1beta1.DevicePlugin/GetPreferredAllocation";
-    /// Plugin: returns what a container gets with its devices.
+    /// Plugin: returns the mounts and device nodes for containers with devices.
     pub(crate) const ALLOCATE: &str = "/v1beta1.DevicePlugin/Allocate";
     /// Plugin: prepares for the start of a container.
     pub(crate) const PRE_START: &str = "/v1beta1.DevicePlugin/PreStartContainer";
@@ -34,13 +35,13 @@ pub(crate) mod paths {
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Empty {}
 
-/// The optional calls that a plugin wants.
+/// The optional calls that a plugin requests.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(crate) struct DevicePluginOptions {
-    /// `PreStartContainer` before a container starts.
+    /// Whether the kubelet calls `PreStartContainer` before a container starts.
     #[prost(bool, tag = "1")]
     pub(crate) pre_start_required: bool,
-    /// `GetPreferredAllocation` before an allocation.
+    /// Whether the kubelet calls `GetPreferredAllocation` before an allocation.
     #[prost(bool, tag = "2")]
     pub(crate) preferred_allocation_available: bool,
 }
@@ -48,16 +49,16 @@ pub(crate) struct DevicePluginOptions {
 /// Registers a plugin.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct RegisterRequest {
-    /// The API's version.
+    /// Version of the API.
     #[prost(string, tag = "1")]
     pub(crate) version: String,
     /// Name of the plugin's socket, in the same folder as the kubelet's.
     #[prost(string, tag = "2")]
     pub(crate) endpoint: String,
-    /// The extended resource.
+    /// Name of the extended resource.
     #[prost(string, tag = "3")]
     pub(crate) resource_name: String,
-    /// The optional calls that the plugin wants.
+    /// Optional calls that the plugin requests.
     #[prost(message, optional, tag = "4")]
     pub(crate) options: Option<DevicePluginOptions>,
 }
@@ -65,7 +66,7 @@ pub(crate) struct RegisterRequest {
 /// All devices of a plugin.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PluginDevices {
-    /// The devices.
+    /// Devices of the plugin.
     #[prost(message, repeated, tag = "1")]
     pub(crate) devices: Vec<PluginDevice>,
 }
@@ -73,10 +74,10 @@ pub(crate) struct PluginDevices {
 /// One device.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PluginDevice {
-    /// At most 63 characters.
+    /// ID of the device, with at most 63 characters.
     #[prost(string, tag = "1")]
     pub(crate) id: String,
-    /// [`HEALTHY`] or [`UNHEALTHY`].
+    /// Health of the device: [`HEALTHY`] or [`UNHEALTHY`].
     #[prost(string, tag = "2")]
     pub(crate) health: String,
 }
@@ -84,18 +85,18 @@ pub(crate) struct PluginDevice {
 /// Requests the preferred devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PreferredRequest {
-    /// For each container.
+    /// One request for each container.
     #[prost(message, repeated, tag = "1")]
     pub(crate) containers: Vec<PreferredForContainer>,
 }
 
-/// The same for one container.
+/// Requests the preferred devices for one container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PreferredForContainer {
     /// IDs of the available devices.
     #[prost(string, repeated, tag = "1")]
     pub(crate) available: Vec<String>,
-    /// IDs that must be part of the result.
+    /// IDs of devices that must be part of the result.
     #[prost(string, repeated, tag = "2")]
     pub(crate) must_include: Vec<String>,
     /// Number of devices to choose.
@@ -106,7 +107,7 @@ pub(crate) struct PreferredForContainer {
 /// The preferred devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PreferredResponse {
-    /// For each container.
+    /// Preferred devices of each container.
     #[prost(message, repeated, tag = "1")]
     pub(crate) containers: Vec<DeviceIds>,
 }
@@ -114,7 +115,7 @@ pub(crate) struct PreferredResponse {
 /// IDs of devices for one container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct DeviceIds {
-    /// The IDs.
+    /// IDs of the devices.
     #[prost(string, repeated, tag = "1")]
     pub(crate) ids: Vec<String>,
 }
@@ -122,31 +123,31 @@ pub(crate) struct DeviceIds {
 /// Allocates devices to containers.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct AllocateRequest {
-    /// For each container.
+    /// Allocated devices of each container.
     #[prost(message, repeated, tag = "1")]
     pub(crate) containers: Vec<DeviceIds>,
 }
 
-/// The mounts and device nodes that containers get with the devices.
+/// Mounts and device nodes for containers with allocated devices.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct AllocateResponse {
-    /// For each container.
+    /// Mounts and device nodes of each container.
     #[prost(message, repeated, tag = "1")]
     pub(crate) containers: Vec<Allocation>,
 }
 
-/// The mounts and device nodes that one container gets.
+/// Mounts and device nodes for one container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Allocation {
     /// Folders of the host to mount.
     #[prost(message, repeated, tag = "2")]
     pub(crate) mounts: Vec<Mount>,
-    /// Device nodes.
+    /// Device nodes that the container gets.
     #[prost(message, repeated, tag = "3")]
     pub(crate) nodes: Vec<DeviceNode>,
 }
 
-/// A folder of the host in a container.
+/// Mount of a host folder in a container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct Mount {
     /// Path in the container.
@@ -155,7 +156,7 @@ pub(crate) struct Mount {
     /// Path on the host.
     #[prost(string, tag = "2")]
     pub(crate) host_path: String,
-    /// Whether the container cannot write to it.
+    /// Whether the container can only read the folder.
     #[prost(bool, tag = "3")]
     pub(crate) read_only: bool,
 }
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn messages_have_the_bytes_that_the_kubelet_reads() {
-        // Written by hand, from the field numbers and types of the published API.
+        // The expected bytes were written by hand, from the field numbers and types of the published API.
         let register = RegisterRequest {
             version: "v1beta1".into(),
             endpoint: "a.sock".into(),

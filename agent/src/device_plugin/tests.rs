@@ -1,4 +1,4 @@
-//! The plugin against a fake kubelet that treats plugins as the real one does, quirks included.
+//! Tests of the plugin with a fake kubelet that treats plugins like the real kubelet, including its quirks.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,11 +20,12 @@ mod failing_registrations;
 
 const NAME: &str = "devices.kubevirt.io/kvm";
 
-/// The healthy devices of a resource, as a kubelet shows them.
+/// Number of healthy devices by resource, as the kubelet shows them.
 type Allocatable = watch::Sender<BTreeMap<String, usize>>;
 
-/// A kubelet: it lists the devices of a registered plugin. When a list ends, it drops the plugin that is registered
-/// under that name at the time.
+/// A fake kubelet that lists the devices of a registered plugin.
+///
+/// When the list stream ends, the kubelet drops the plugin that is registered under the same name at that time.
 struct Kubelet {
     process: Process,
     folder: PathBuf,
@@ -34,7 +35,7 @@ struct Kubelet {
 }
 
 impl Kubelet {
-    /// Starts in a folder, after removing all sockets from it.
+    /// Starts the kubelet in a folder, after removing all sockets from the folder.
     fn start(folder: &Path, allocatable: &Allocatable) -> Self {
         let sockets = folder.join(FOLDER);
         fs::create_dir_all(&sockets).unwrap();
@@ -74,7 +75,7 @@ impl Kubelet {
         }
     }
 
-    /// Ends at once and leaves its socket behind, as after a kill.
+    /// Ends the kubelet at once and leaves its socket behind, as a kill does.
     fn kill(self) {
         self.ending.cancel();
         self.process.stop();
@@ -89,7 +90,7 @@ impl Kubelet {
         seen.wait_for(|all| all.get(NAME) == Some(&devices)).await.unwrap();
     }
 
-    /// Drops the plugin of that name without notifying it.
+    /// Drops the plugin without notifying it.
     fn drop_plugin(&self) {
         self.state.allocatable.send_modify(BTreeMap::clear);
         self.state.clients.borrow()[NAME].cancel();
@@ -119,19 +120,19 @@ struct KubeletState {
     sockets: PathBuf,
     ending: CancellationToken,
     allocatable: Allocatable,
-    /// The plugin of each name; its token is cancelled to drop it.
+    /// Token of the plugin of each name. The plugin is dropped by cancelling its token.
     clients: watch::Sender<BTreeMap<String, CancellationToken>>,
     registrations: mpsc::UnboundedSender<RegisterRequest>,
     /// Faults of the next registrations.
     faults: Mutex<VecDeque<RegistrationFault>>,
 }
 
-/// The fault of a registration.
+/// Fault of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RegistrationFault {
-    /// The kubelet refuses it.
+    /// The kubelet refuses the registration.
     Refused,
-    /// The kubelet never responds.
+    /// The kubelet never responds to the registration.
     Hung,
     /// The kubelet lists the devices, and responds with an error.
     LostResponse,
@@ -170,7 +171,7 @@ impl UnaryService<RegisterRequest> for Register {
             process.spawn("list", async move {
                 dropped.run_until_cancelled(kept.list(&mut plugin, &name)).await;
                 drop(plugin);
-                // As in the real kubelet: drops the plugin that has the name now.
+                // Like the real kubelet, this drops the plugin that has the name now.
                 kept.clients.send_modify(|all| {
                     if let Some(client) = all.remove(&name) {
                         client.cancel();
@@ -223,9 +224,9 @@ async fn watch_devices(
     Ok(response.into_inner())
 }
 
-/// Creates a folder for a kubelet, and the state that it shows.
+/// Creates a folder for a kubelet, and the state that the kubelet shows.
 fn scene(name: &str) -> (PathBuf, Allocatable) {
-    // Short, because the path of a unix socket is limited to 108 bytes.
+    // The path is short, because the path of a Unix socket is limited to 108 bytes.
     let folder = PathBuf::from(format!("/tmp/drydock-plugin-{}-{name}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join(FOLDER)).unwrap();
@@ -337,7 +338,7 @@ async fn a_plugin_that_the_kubelet_drops_registers_again() {
         kubelet.registered().await;
         kubelet.until(1000).await;
     }
-    // Something else removes the plugin's socket.
+    // Another process removes the plugin's socket.
     fs::remove_file(folder.join(FOLDER).join("drydock-kvm.sock")).unwrap();
     kubelet.registered().await;
     kubelet.until(1000).await;
@@ -366,7 +367,7 @@ async fn an_agent_hands_over_to_the_next() {
     let (_process, Some(last)) = agent else {
         panic!("no agent")
     };
-    // The kubelet's calls reach the last one.
+    // The kubelet's calls reach the plugin of the last agent.
     last.offer(DeviceOffer::Kvm);
     assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes.len(), 1);
     last.close().await;

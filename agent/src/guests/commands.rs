@@ -1,4 +1,4 @@
-//! Carries out the commands of users to a guest. What a command does is decided in [`drydock_core::guest_command`].
+//! Executes the commands of users on a guest. [`drydock_core::guest_command`] decides the effect of a command.
 
 use std::num::NonZeroU32;
 
@@ -17,32 +17,32 @@ use super::{directory::CommandRequest, status_report::publish_event};
 /// A change to the file systems of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileSystems {
-    /// Freezes them. They are thawed after this number of seconds; never if `None`.
+    /// Freezes the file systems. They are thawed after this number of seconds, or never if `None`.
     Freeze(Option<NonZeroU32>),
-    /// They are thawed.
+    /// Thaws the file systems.
     Thaw,
 }
 
-/// The state and resources that commands depend on besides libvirt.
+/// State and resources that commands depend on besides libvirt.
 pub(super) struct CommandContext<'a> {
-    /// The instance.
+    /// VMI of the guest.
     pub(super) instance: &'a VirtualMachineInstance,
-    /// The agent's own node.
+    /// Name of the agent's own node.
     pub(super) node: &'a str,
     /// Whether the guest agent is connected.
     pub(super) agent_connected: bool,
-    /// Where events are published.
+    /// Sink for events.
     pub(super) events: &'a Events,
 }
 
-/// Carries out a command and reports its result to its sender. `file_systems` freezes and thaws the guest's file systems.
+/// Executes a command and reports the result to the sender. `file_systems` freezes and thaws the guest's file systems.
 pub(super) async fn carry_out(
     handle: &DomainHandle,
     target: &CommandContext<'_>,
     request: CommandRequest,
     file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), NodeApiRefusal>,
 ) {
-    // The user has been informed that the command failed, so it must not happen later.
+    // The user was informed that the command failed, so it must not be executed later.
     if request.result.is_closed() {
         return;
     }
@@ -67,11 +67,11 @@ pub(super) async fn carry_out(
             "command refused"
         ),
     }
-    // The sender may have given up.
+    // The sender may have stopped waiting.
     let _ = request.result.send(result);
 }
 
-/// Converts an error of libvirt.
+/// Converts an error of a libvirt call.
 pub(super) fn failed(error: &CallError) -> NodeApiRefusal {
     NodeApiRefusal::new(RefusalReason::Failed, chain(error).to_string())
 }
@@ -104,7 +104,7 @@ async fn execute(
         GuestCall::Resume => handle.resume().await,
         GuestCall::RebootByPowerButton => handle.reboot(ShutdownBy::PowerButton).await,
         GuestCall::RebootByAgent => match handle.reboot(ShutdownBy::Agent).await {
-            // An agent that does not respond may hang, or restart the guest before it responds.
+            // A guest agent that does not respond may hang, or may restart the guest before it responds.
             Err(CallError::AgentUnresponsive(_)) => Ok(()),
             result => result,
         },
@@ -115,7 +115,7 @@ async fn execute(
     .map_err(|error| failed(&error))
 }
 
-/// Returns the Kubernetes event of a command (KubeVirt's reasons). Pauses are reported by the condition as well.
+/// Returns the Kubernetes event of a command, with KubeVirt's reason. The VMI's condition reports pauses as well.
 fn event(command: GuestCommand) -> Option<(&'static str, &'static str)> {
     Some(match command {
         GuestCommand::Pause => ("Paused", "VirtualMachineInstance paused"),
@@ -134,7 +134,7 @@ fn activity(state: DomainState) -> RunState {
             PausedReason::Migration
             | PausedReason::PostCopy
             | PausedReason::PostCopyFailed
-            // It arrives, or its QEMU is being started.
+            // The guest arrives by migration, or its QEMU is starting.
             | PausedReason::StartingUp,
         ) => RunState::Migrating,
         DomainState::Paused(_) | DomainState::PmSuspended => RunState::Paused,

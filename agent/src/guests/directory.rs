@@ -1,4 +1,4 @@
-//! The guests of this node, for those that send commands to them or open their streams.
+//! Directory of this node's guests, for sending them commands and opening their streams.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,41 +12,41 @@ use tokio::{
 
 use super::VmiState;
 
-/// Maximum time that a command waits for its guest's task and libvirt. Controllers wait for 45 s.
+/// Maximum time that a command waits for the guest's task and for libvirt. Controllers wait for 45 s.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(40);
 /// Maximum number of commands that wait for the task of a guest.
 const WAITING: usize = 8;
 
-/// A command on its way to a guest's task.
+/// A command for a guest's task.
 #[derive(Debug)]
 pub(super) struct CommandRequest {
     pub(super) command: GuestCommand,
-    /// Closed if the sender no longer waits.
+    /// Sender of the result. It is closed if the caller no longer waits.
     pub(super) result: oneshot::Sender<Result<(), NodeApiRefusal>>,
 }
 
 /// A request to a guest's task.
 #[derive(Debug)]
 pub(super) enum GuestRequest {
-    /// A command to carry out.
+    /// A command to execute.
     Command(CommandRequest),
     /// A request for the connection to the guest's libvirt.
     Connection(oneshot::Sender<DomainHandle>),
 }
 
-/// The state of a guest's VMI, and the channel to the guest's task.
+/// State of a guest's VMI, and the channel to the guest's task.
 #[derive(Clone, Debug)]
 struct GuestEntry {
     seen: watch::Receiver<VmiState>,
     requests: mpsc::Sender<GuestRequest>,
 }
 
-/// The guests of this node by the UIDs of their VMIs. Clones share one state.
+/// Guests of this node by the UIDs of their VMIs. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestDirectory(Arc<Mutex<HashMap<String, GuestEntry>>>);
 
 impl GuestDirectory {
-    /// Adds a guest. Its task receives the requests.
+    /// Adds a guest. The returned receiver is for the guest's task.
     pub(super) fn add(&self, uid: &str, seen: watch::Receiver<VmiState>) -> mpsc::Receiver<GuestRequest> {
         let (requests, receiver) = mpsc::channel(WAITING);
         self.0.lock().insert(uid.to_owned(), GuestEntry { seen, requests });
@@ -58,18 +58,18 @@ impl GuestDirectory {
         self.0.lock().remove(uid);
     }
 
-    /// Returns the newest observed state of a guest.
+    /// Returns the latest observed state of a guest.
     ///
     /// # Errors
-    /// If this node has no such guest.
+    /// If this node does not have the guest.
     pub(crate) fn seen(&self, uid: &str) -> Result<VmiState, NodeApiRefusal> {
         Ok(self.entry(uid)?.seen.borrow().clone())
     }
 
-    /// Sends a command to a guest, and waits until it is carried out.
+    /// Sends a command to a guest, and waits until the command has been executed.
     ///
     /// # Errors
-    /// Why it is not.
+    /// If the command was not executed, with the reason.
     pub(crate) async fn command(&self, uid: &str, command: GuestCommand) -> Result<(), NodeApiRefusal> {
         let (result, carried_out) = oneshot::channel();
         let request = GuestRequest::Command(CommandRequest { command, result });
@@ -79,7 +79,7 @@ impl GuestDirectory {
     /// Returns the connection to a guest's libvirt.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the guest has no connection.
     pub(crate) async fn connection(&self, uid: &str) -> Result<DomainHandle, NodeApiRefusal> {
         let (sender, connection) = oneshot::channel();
         self.send(uid, GuestRequest::Connection(sender), connection).await
@@ -101,7 +101,7 @@ impl GuestDirectory {
         }
         match timeout(COMMAND_TIMEOUT, response).await {
             Ok(Ok(response)) => Ok(response),
-            // The task has ended with its guest.
+            // The task has ended together with its guest.
             Ok(Err(_)) => Err(not_here()),
             Err(_) => Err(NodeApiRefusal::new(
                 RefusalReason::Failed,
@@ -121,7 +121,7 @@ fn not_here() -> NodeApiRefusal {
 
 #[cfg(test)]
 impl GuestDirectory {
-    /// Adds a guest without a task.
+    /// Adds a guest whose requests no task serves.
     pub(crate) fn add_for_test(&self, uid: &str, seen: watch::Receiver<VmiState>) -> impl Sized + use<> {
         self.add(uid, seen)
     }

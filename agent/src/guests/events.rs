@@ -1,4 +1,4 @@
-//! Kubernetes events for what happens to a guest.
+//! Kubernetes events about guests.
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_host::domain::{DomainEvent, DomainEvents, LifecycleEvent, StoppedDetail, SuspendedDetail};
@@ -6,8 +6,10 @@ use drydock_runtime::{Events, Severity};
 
 use super::status_report::publish_event;
 
-/// Records a Kubernetes event for a libvirt event. `migrated_away` is whether the guest stands still in order to
-/// move, according to the events so far.
+/// Records a Kubernetes event for a libvirt event.
+///
+/// `migrated_away` is whether the guest is paused in order to migrate, according to the events so far. The function
+/// updates it.
 pub(super) fn record_event(
     events: &Events,
     instance: &VirtualMachineInstance,
@@ -21,10 +23,10 @@ pub(super) fn record_event(
         DomainEvent::IoError { disk, reason, .. } => {
             publish(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
         }
-        // The state of a migration is queried when something else has happened.
+        // The state of a migration is queried when another event arrives.
         DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
         DomainEvent::Lifecycle(event) => match event {
-            // The guest has left, which its migration reports. libvirt shuts down the rest.
+            // The guest has left, which its migration reports. libvirt shuts down its QEMU.
             LifecycleEvent::Stopped(StoppedDetail::Migrated) => {}
             LifecycleEvent::Shutdown(_) if *migrated_away => {}
             LifecycleEvent::Suspended(SuspendedDetail::Migrated) => *migrated_away = true,
@@ -42,8 +44,10 @@ pub(super) fn record_event(
     }
 }
 
-/// Waits for `work` and handles events that arrive meanwhile at once: a call to a busy libvirt, or to a guest agent
-/// that does not respond, may wait for half a minute. Also returns whether there can be further events.
+/// Waits for `work`, and handles events that arrive in the meantime at once.
+///
+/// A call to a busy libvirt or an unresponsive guest agent may wait for half a minute. Also returns whether further
+/// events are possible.
 pub(super) async fn alongside<T, S: EventStream>(
     work: impl Future<Output = T>,
     source: &mut S,
@@ -63,10 +67,10 @@ pub(super) async fn alongside<T, S: EventStream>(
 
 /// A source of events.
 pub(super) trait EventStream {
-    /// An event.
+    /// Type of an event.
     type Event;
-    /// Waits for the next event; `None` if there can be no more. Cancel safe: no event is lost if the future is
-    /// dropped.
+    /// Waits for the next event; `None` if no further events are possible. Cancel safe: no event is lost if the future
+    /// is dropped.
     fn next(&mut self) -> impl Future<Output = Option<Self::Event>> + Send;
 }
 
@@ -103,7 +107,7 @@ mod tests {
         let mut taken = Vec::new();
         let done = alongside(receiver, &mut queue, |event| {
             taken.push(event);
-            // The call completes only after the event.
+            // The call completes only after the event was handled.
             sender.take().unwrap().send(7).unwrap();
         });
         assert_eq!(done.await, (Ok(7), true));

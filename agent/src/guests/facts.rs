@@ -1,4 +1,4 @@
-//! Converts what libvirt reports about a domain to the input of decisions.
+//! Converts the description of a domain from libvirt to the input of decisions.
 
 use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
 use drydock_core::guest::{GuestAgent, GuestState, PauseCause, start::FoundDomain};
@@ -6,9 +6,9 @@ use drydock_host::domain::{self, AddressBits, DomainState, GuestInfo, PausedReas
 
 /// Returns whether a guest runs, according to the state of its domain.
 ///
-/// `None` leaves the last report in force until the guest continues, here or elsewhere, or has ended. This applies to
-/// a guest that stands still in order to move, or has moved, which its migration reports. It also applies to a guest
-/// whose QEMU is about to end, which libvirt also reports for a guest that is still arriving.
+/// `None` means that the last report stays in force until the guest continues on either node or has ended. This applies
+/// to a guest that is paused in order to migrate or has migrated, because its migration reports it. It also applies to
+/// a guest whose QEMU is about to end, because libvirt reports this state for a guest that is still arriving too.
 pub(super) fn guest_state(state: DomainState) -> Option<GuestState> {
     Some(match state {
         DomainState::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
@@ -27,8 +27,10 @@ pub(super) fn guest_state(state: DomainState) -> Option<GuestState> {
     })
 }
 
-/// Converts the state of a domain, `None` without one. libvirt gives no reason, which is 0, for a domain that it has
-/// only defined; other numbers are reasons of a later libvirt.
+/// Converts the state of a domain. `state` is `None` if there is no domain.
+///
+/// For a domain that is only defined, libvirt gives no reason, which is 0. Other unknown numbers are reasons of a later
+/// libvirt.
 pub(super) fn found_domain(state: Option<DomainState>) -> FoundDomain {
     match state {
         None => FoundDomain::Absent,
@@ -37,13 +39,15 @@ pub(super) fn found_domain(state: Option<DomainState>) -> FoundDomain {
     }
 }
 
-/// Converts a guest's CPU: the features that it has beyond its model, and the features of the model that it lacks.
+/// Converts the CPU of a guest.
+///
+/// The result contains the features that the guest has beyond its model, and the features of the model that it lacks.
 /// `host_bits` is the number of physical address bits on this node.
 pub(super) fn guest_cpu(cpu: &domain::LiveCpu, host_bits: Option<u32>) -> GuestCpu {
     let address_bits = match cpu.address_bits {
         None => None,
         Some(AddressBits::Emulated(bits)) => Some(bits),
-        // Only the limit applies if the host's bits are unknown: a guest has no more.
+        // Only the limit applies if the host's number is unknown: a guest cannot have more bits than the limit.
         Some(AddressBits::OfHost(limit)) => [limit, host_bits].into_iter().flatten().min(),
     };
     let with = |lacks: bool| {
@@ -62,7 +66,7 @@ pub(super) fn guest_cpu(cpu: &domain::LiveCpu, host_bits: Option<u32>) -> GuestC
     }
 }
 
-/// Converts what a guest agent reports. `is_supported` is whether it has the commands that KubeVirt requires, if known.
+/// Converts the report of a guest agent. `is_supported` is whether the agent has the commands that KubeVirt requires.
 pub(super) fn guest_agent(info: GuestInfo, is_supported: Option<bool>) -> GuestAgent {
     let os = info.os;
     GuestAgent {

@@ -1,8 +1,9 @@
-//! The readiness gates of launcher pods. Through them, Kubernetes sends a Service's traffic to a pod only while its
-//! guest runs there and its readiness probe, if it has one, succeeds.
+//! Readiness gates of launcher pods.
 //!
-//! A guest's task and a migration's task both set a gate, each as soon as it sees the guest, and the watch shows a
-//! write only later. So the last write is kept for each pod, and nothing is written twice.
+//! Kubernetes sends the traffic of a Service to a pod only while its gate is open. The gate is open while the guest
+//! runs in the pod and its readiness probe, if any, succeeds. The guest's task and the migration's task both set the
+//! gate as soon as they observe the guest, and the watch shows a write only later. Therefore the last write of each pod
+//! is kept, and no write is repeated.
 
 use drydock_api::kubevirt::names::GUEST_RUNNING;
 use drydock_core::conditions::whole_seconds;
@@ -31,8 +32,8 @@ impl Gates {
         Self { client, pods, metrics }
     }
 
-    /// Opens or closes a pod's gate unless it is already in that state. A pod that does not exist (any more) has
-    /// none.
+    /// Opens or closes the gate of a pod, unless the gate is already in that state. Does nothing if the pod does not
+    /// exist.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -40,7 +41,7 @@ impl Gates {
         let Some(written) = self.pods.written_gate(pod_uid) else {
             return Ok(());
         };
-        // Held during the request to the API server, so that a concurrent caller uses the result.
+        // The lock is held during the request to the API server, so that a concurrent caller uses the result.
         let mut written = written.lock().await;
         let Some(shown) = self.pods.with_uid(pod_uid) else {
             return Ok(());
@@ -54,7 +55,7 @@ impl Gates {
         Ok(())
     }
 
-    /// Writes the gate. Returns the part of the pod to keep; `None` if the pod is gone.
+    /// Writes the gate. Returns the part of the pod to keep; `None` if the pod no longer exists.
     async fn write(&self, pod: &Pod, open: bool) -> kube::Result<Option<Pod>> {
         let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
         let patch = json!({
@@ -82,7 +83,7 @@ fn is_open(pod: &Pod) -> bool {
     conditions.any(|one| one.type_ == GUEST_RUNNING && one.status == "True")
 }
 
-/// Reduces a pod to its gate.
+/// Reduces a pod to its readiness gate.
 fn gate_only(pod: Pod) -> Pod {
     let mut conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
     conditions.retain(|one| one.type_ == GUEST_RUNNING);

@@ -1,4 +1,4 @@
-//! Serves one VMI on this node: starts its guest once, follows it with libvirt's events, and reports it.
+//! Serves one VMI on this node: starts its guest once, follows the guest by libvirt's events, and reports its state.
 //!
 //! ```text
 //!  pod named ─▶ launcher is ready ─▶ connected ─▶ started (or found) ─▶ reported
@@ -6,8 +6,8 @@
 //!      └── changed ───┴── connection ────┘◀────── events, changes ───────┘
 //! ```
 //!
-//! A guest is started only if the controller has named this node and pod, and only while the VMI has never been
-//! Running. If anything is lost on the way, the task starts over and continues from what it finds.
+//! The task starts a guest only if the controller has named this node and pod, and only while the VMI has never been
+//! Running. If a connection or a response is lost, the task starts over and continues from the state that it finds.
 
 mod agent_query;
 mod credentials;
@@ -54,32 +54,33 @@ use super::{
     status_report::{self, publish_event},
 };
 
-/// Pause after a failure: first and maximum.
+/// Minimum and maximum pause after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Maximum pause while a guest has to be ended, which leaves less time than the normal maximum.
+/// Maximum pause while a guest must be ended, because there is less time than for other tasks.
 const RETRY_END: Duration = Duration::from_secs(2);
 /// Maximum size of a launcher's ready file in bytes.
 const READY_BYTES: u64 = 64 << 10;
 
-/// The task of one VMI.
+/// Task of one VMI.
 pub(super) struct GuestTask {
     shared: TaskContext,
     seen: watch::Receiver<VmiState>,
     requests: mpsc::Receiver<GuestRequest>,
-    /// The newest state that the API server returned to this task's own writes.
+    /// Latest state that the API server returned for the writes of this task.
     written: Option<VirtualMachineInstance>,
-    /// Whether this task has read its VMI from the API server: a new process may begin with an outdated list, without
-    /// what the process before it has reported.
+    /// Whether this task has read its VMI from the API server.
+    ///
+    /// The watch of a new process may start with an outdated list, which lacks the reports of the previous process.
     has_read: bool,
     /// Back-off for writes that the API server refused.
     backoff: Backoff,
-    /// When a refused write is due again.
+    /// Time at which a refused write is due again.
     retry: Option<clock::Instant>,
     /// Back-off while the guest cannot be served.
     trouble_backoff: Backoff,
 }
 
-/// Why a guest cannot be served at present.
+/// Reason why a guest cannot currently be served.
 #[derive(Debug, Error)]
 enum GuestTaskError {
     /// The pod's folder cannot be used.
@@ -88,7 +89,7 @@ enum GuestTaskError {
     /// A call to libvirt failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The manifest makes no valid domain.
+    /// The VMI's manifest does not result in a valid domain.
     #[error(transparent)]
     Domain(#[from] DomainProblem),
     /// libvirt's description of the running guest could not be parsed.
@@ -125,36 +126,37 @@ impl GuestTaskError {
     }
 }
 
-/// The next step after serving has ended.
+/// Next step after the guest is no longer served.
 enum AfterServing {
-    /// Start over at once.
+    /// Starts over at once.
     Again,
-    /// Start over when something has changed.
+    /// Starts over when the observation of the VMI has changed.
     OnChange,
 }
 
-/// The state of a guest that was read over one connection.
+/// State of a guest that was read over one connection.
 #[derive(Default)]
 struct ConnectedGuest {
     versions: Option<PodVersions>,
     live: Option<LiveDomain>,
     agent: Option<GuestAgent>,
-    /// When the guest agent is queried.
+    /// Schedule of queries to the guest agent.
     agent_query: AgentQuery,
-    /// The result of its readiness probe, if its launcher has one.
+    /// Result of the guest's readiness probe, if its launcher executes one.
     readiness: Option<GuestReadiness>,
-    /// Whether its file systems are certainly not frozen any more, which the status may not show yet.
+    /// Whether the guest's file systems are certainly not frozen any more. The status may still show them as frozen.
     is_thawed: bool,
-    /// When file systems are thawed, as recorded and by the monotonic clock: setting the clock does not move the thaw.
+    /// Time at which the file systems are thawed: as recorded, and by the monotonic clock, which setting the clock does
+    /// not affect.
     thaw: Option<(Timestamp, clock::Instant)>,
-    /// When a thaw that has failed is tried again.
+    /// Earliest time at which a failed thaw is retried.
     thaw_again: Option<clock::Instant>,
-    /// The credentials that its agent sets.
+    /// Credentials that the guest agent sets.
     credentials: Credentials,
 }
 
 impl GuestTask {
-    /// Creates the task of the VMI that `seen` shows. It serves the `requests` of users.
+    /// Creates the task of the VMI that `seen` shows. The task serves the `requests` of users.
     pub(super) fn new(
         shared: TaskContext,
         seen: watch::Receiver<VmiState>,
@@ -172,7 +174,7 @@ impl GuestTask {
         }
     }
 
-    /// Serves the guest until dropped.
+    /// Serves the guest until the future is dropped.
     pub(super) async fn run(mut self) {
         loop {
             self.end_due_retry();
@@ -199,13 +201,13 @@ impl GuestTask {
         }
     }
 
-    /// Ends the wait for a retry that is due, since that retry follows. A retry that has nothing left to write must
-    /// not be due for ever.
+    /// Clears the time of a retry that is due, because the retry follows now. Otherwise, a retry without a remaining
+    /// write would stay due forever.
     fn end_due_retry(&mut self) {
         self.retry.take_if(|at| *at <= clock::Instant::now());
     }
 
-    /// Returns the VMI as it was last seen or written.
+    /// Returns the latest known VMI, from the watch or from the response to a write.
     fn instance(&self) -> VirtualMachineInstance {
         let seen = self.seen.borrow().instance.as_ref().clone();
         latest_state(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
@@ -248,7 +250,10 @@ impl GuestTask {
         self.attend(&handle, events, &ready, &folder, &pod_uid).await
     }
 
-    /// Follows a guest over a connection, until the connection ends or another pod is named.
+    /// Serves a guest over a connection until the connection ends or the observation requires another step.
+    ///
+    /// The observation requires another step if another pod is named, the watch no longer shows the pod, or the Node is
+    /// deleted.
     async fn attend(
         &mut self,
         handle: &DomainHandle,
@@ -262,7 +267,7 @@ impl GuestTask {
             credentials: Credentials::of(&self.shared.kubelet, pod_uid, &self.seen.borrow().instance.spec)?,
             ..ConnectedGuest::default()
         };
-        // Whether the guest stands still in order to move, and was not resumed here.
+        // Whether the guest is paused in order to migrate, and was not resumed on this node.
         let mut migrated_away = false;
         loop {
             self.end_due_retry();
@@ -303,7 +308,7 @@ impl GuestTask {
                         outdated.take_in(&event);
                         known.forget(&outdated);
                     }
-                    // libvirtd is gone: its launcher starts another one, or ends with its guest.
+                    // libvirtd has ended. The launcher starts it again, or ends together with its guest.
                     None => return Ok(AfterServing::Again),
                 },
                 changed = self.seen.changed() => if changed.is_err() { return Ok(AfterServing::OnChange) },
@@ -322,7 +327,7 @@ impl GuestTask {
         let request = match request {
             GuestRequest::Command(request) => request,
             GuestRequest::Connection(sender) => {
-                // The sender may have given up.
+                // The sender may have stopped waiting.
                 let _ = sender.send(handle.clone());
                 return;
             }
@@ -340,7 +345,7 @@ impl GuestTask {
         .await;
     }
 
-    /// Starts the guest if it is to be started, and reports it.
+    /// Starts the guest if it may be started, and reports its state.
     async fn reconcile(
         &mut self,
         handle: &DomainHandle,
@@ -387,7 +392,7 @@ impl GuestTask {
         let domain = described(running, known, &self.seen.borrow().host, &instance);
         self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
             .await;
-        // What was not written is reported again.
+        // A thaw that was not written is reported again.
         known.is_thawed &= self.retry.is_some();
         Ok(())
     }
@@ -439,8 +444,9 @@ impl GuestTask {
         Ok(())
     }
 
-    /// Writes what differs from the last report: the readiness gate and the status. Writes that the API server
-    /// refuses are retried, without any effect on the guest.
+    /// Writes the differences from the last report: the readiness gate and the status.
+    ///
+    /// Writes that the API server refuses are retried, and do not affect the guest.
     async fn report(
         &mut self,
         instance: &VirtualMachineInstance,
@@ -478,7 +484,7 @@ impl GuestTask {
         self.remember(outcome);
     }
 
-    /// Writes a status if it differs; returns `None` if it does not.
+    /// Writes a status if it differs from the current status; returns `None` if it does not differ.
     async fn write(
         &self,
         instance: &VirtualMachineInstance,
@@ -501,7 +507,7 @@ impl GuestTask {
                 self.written = Some(instance);
                 self.backoff.reset();
             }
-            // Another writer was faster, and the watch is about to show it.
+            // Another client has written first, and the watch will show its write.
             Some(Err(kube::Error::Api(status))) if status.is_conflict() || status.is_not_found() => {
                 self.retry = Some(clock::Instant::now() + self.backoff.delay());
             }
@@ -514,7 +520,7 @@ impl GuestTask {
         }
     }
 
-    /// Reports on the VMI why its guest cannot be served.
+    /// Reports on the VMI the reason why its guest cannot be served.
     async fn report_trouble(&mut self, trouble: &GuestTaskError, first: bool) {
         let instance = self.instance();
         let message = chain(trouble).to_string();
@@ -522,7 +528,7 @@ impl GuestTask {
             warn!(vmi = %Key::of(&instance), reason = trouble.reason(), "{message}");
         }
         let before = instance.status.clone().unwrap_or_default();
-        // A launcher that hangs reveals nothing about a running guest.
+        // An unresponsive launcher reveals nothing about a running guest.
         if before.phase.unwrap_or_default() >= Phase::Running {
             return;
         }
@@ -535,10 +541,11 @@ impl GuestTask {
         self.remember(written);
     }
 
-    /// Handles a named pod that the watch does not show. It is certain that nothing runs in it any more once the
-    /// kubelet has removed its folder, which it does after the pod's containers have ended, and the API server itself
-    /// has no such pod. The folder alone is not enough: a pod that was just created has none yet, and the watch may
-    /// not show it yet.
+    /// Handles a named pod that the watch does not show.
+    ///
+    /// Two conditions together prove that nothing runs in the pod any more. The kubelet has removed the pod's folder,
+    /// which it does after the pod's containers have ended. The API server itself does not have the pod. The folder
+    /// alone is not enough: a pod that was just created has no folder yet, and the watch may not show it yet.
     async fn confirm_end(
         &mut self,
         kubelet: &Path,
@@ -558,14 +565,14 @@ impl GuestTask {
     }
 }
 
-/// State that events have made outdated. Its size does not depend on the number of events.
+/// Kinds of state that events have made outdated. The size does not depend on the number of events.
 #[derive(Debug, Default)]
 struct Outdated {
-    /// Whether there were events.
+    /// Whether any event arrived.
     any: bool,
-    /// Set if the guest agent connected, disconnected, or may have new information: whether it is connected.
+    /// Whether the guest agent is connected, if it connected or disconnected or may have new information.
     agent: Option<bool>,
-    /// Whether there is another QEMU, or the same one elsewhere.
+    /// Whether the guest has another QEMU, or its QEMU continues on another host.
     live: bool,
     /// Whether the guest has restarted.
     rebooted: bool,
@@ -588,7 +595,7 @@ impl Outdated {
 }
 
 impl ConnectedGuest {
-    /// Drops outdated values. The next reconcile reads everything else anyway.
+    /// Drops outdated values. The next reconcile reads all other values anyway.
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
             self.agent_query.channel_is(is_there);
@@ -604,7 +611,7 @@ impl ConnectedGuest {
     }
 }
 
-/// Converts a domain to the input of decisions.
+/// Converts the known state of a domain to the input of decisions.
 fn described(
     state: GuestState,
     known: &ConnectedGuest,

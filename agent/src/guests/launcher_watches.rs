@@ -1,5 +1,7 @@
-//! The watches for guests: VMIs and launcher pods of this node only, so that the cost does not depend on the size of
-//! the cluster.
+//! The watches for guests.
+//!
+//! The watches select only the VMIs and launcher pods of this node, so that the cost does not depend on the size of the
+//! cluster.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,19 +18,19 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
 
-/// The launcher pods of this node. Clones share the cache.
+/// Launcher pods of this node. Clones share the cache.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LauncherPods {
     pods: Cache<Pod>,
     by_uid: Arc<Mutex<PodIndex>>,
 }
 
-/// The last known state of pods, by their UIDs.
+/// Last known state of pods, by their UIDs.
 #[derive(Debug, Default)]
 struct PodIndex {
     /// Pods that exist.
     known: HashMap<String, ExistingPod>,
-    /// The ends of guests in pods that existed.
+    /// Ends of the guests in pods that no longer exist.
     endings: HashMap<String, EndedGuest>,
 }
 
@@ -39,12 +41,13 @@ struct ExistingPod {
     gate: WrittenGate,
 }
 
-/// A pod's readiness gate as returned by the API server after this agent's last write, if there was one.
+/// Readiness gate of a pod that the API server returned for this agent's last write; `None` without a write.
 pub(super) type WrittenGate = Arc<tokio::sync::Mutex<Option<Pod>>>;
 
 impl LauncherPods {
-    /// Starts watching for `node`. Notifies each of `wakes` of changes, and `labels` of those that concern the labels
-    /// of the Node.
+    /// Starts watching the launcher pods of `node`. Changes notify each of `wakes`.
+    ///
+    /// Changes that concern the labels of the Node also notify `labels`.
     pub(crate) fn start(
         client: &Client,
         watches: &WatchStarter,
@@ -91,22 +94,22 @@ impl LauncherPods {
             .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
     }
 
-    /// Returns what was written to the readiness gate of the pod with this UID.
+    /// Returns the last written readiness gate of the pod with this UID.
     pub(super) fn written_gate(&self, uid: &str) -> Option<WrittenGate> {
         Some(Arc::clone(&self.by_uid.lock().known.get(uid)?.gate))
     }
 
-    /// Returns how the guest ended in the pod with this UID, which no longer exists; `None` if the watch did not show it.
+    /// Returns the end of the guest in a pod that no longer exists; `None` if the watch did not show the end.
     pub(crate) fn ending(&self, uid: &str) -> Option<EndedGuest> {
         self.by_uid.lock().endings.get(uid).cloned()
     }
 
-    /// Drops the endings of all pods but these.
+    /// Drops the endings of all pods for which `is_needed` returns `false`.
     pub(crate) fn keep_endings(&self, is_needed: impl Fn(&str) -> bool) {
         self.by_uid.lock().endings.retain(|uid, _| is_needed(uid));
     }
 
-    /// Creates a cache with these pods.
+    /// Creates a cache that contains these pods.
     #[cfg(test)]
     pub(crate) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
         Self::default().showing(pods)
@@ -131,7 +134,7 @@ impl LauncherPods {
     }
 }
 
-/// Caches of this node's VMIs and launcher pods.
+/// Caches of the VMIs and launcher pods of this node.
 pub(crate) struct GuestWatches {
     instances: Cache<VirtualMachineInstance>,
     pods: LauncherPods,
@@ -139,7 +142,7 @@ pub(crate) struct GuestWatches {
 }
 
 impl GuestWatches {
-    /// Starts watching for `node`; `changed` is also notified of changes of `pods`.
+    /// Starts watching the VMIs of `node`. Changes of `pods` notify `changed` too.
     pub(crate) fn start(
         client: &Client,
         watches: &WatchStarter,
@@ -179,12 +182,12 @@ impl GuestWatches {
         self.pods.with_uid(uid)
     }
 
-    /// Returns how the guest ended in a pod that no longer exists, if the watch showed it.
+    /// Returns the end of the guest in a pod that no longer exists, if the watch showed the end.
     pub(crate) fn ending(&self, uid: &str) -> Option<EndedGuest> {
         self.pods.ending(uid)
     }
 
-    /// Drops the endings of all pods but these.
+    /// Drops the endings of all pods for which `is_needed` returns `false`.
     pub(crate) fn keep_endings(&self, is_needed: impl Fn(&str) -> bool) {
         self.pods.keep_endings(is_needed);
     }
@@ -211,8 +214,10 @@ fn observe(index: &Mutex<PodIndex>, change: &CacheChange<Pod>) {
     }
 }
 
-/// Returns whether a change affects the labels of the Node: a pod was created, has ended or was deleted, or the pods
-/// were listed. Most changes of a pod concern its conditions and containers.
+/// Returns whether a change affects the labels of the Node.
+///
+/// A change affects the labels if a pod was created, has ended or was deleted, or if the pods were listed. Most changes
+/// of a pod only concern its conditions and containers.
 fn concerns_labels(change: &CacheChange<Pod>) -> bool {
     match change {
         CacheChange::Object { old, new, .. } => {
@@ -227,8 +232,10 @@ fn concerns_labels(change: &CacheChange<Pod>) -> bool {
     }
 }
 
-/// Keeps only the fields of a launcher pod that are read: its conditions, addresses, containers' states, the images
-/// that its volumes name, and its ephemeral containers, which reveal more about those images.
+/// Keeps only the fields of a launcher pod that the agent reads.
+///
+/// The kept fields are the conditions, the addresses, the states of the containers, the images of the volumes, and the
+/// ephemeral containers, which reveal more about those images.
 fn prune(pod: &mut Pod) {
     pod.metadata.managed_fields = None;
     pod.metadata.annotations = None;
@@ -276,7 +283,7 @@ mod tests {
             (ending.outcome, ending.evicted),
             (Some(drydock_api::launcher::GuestOutcome::Shutdown), true)
         );
-        // Another pod of this name, and a pod that was deleted before it had ended.
+        // Another pod with this name is created, and then deleted before it has ended.
         see(over("b"), runs("c"));
         see(runs("c"), None);
         assert!(pods.ending("b").is_some() && pods.ending("c").is_none());

@@ -1,4 +1,4 @@
-//! The result of a guest's readiness probe, which its launcher executes and writes into the pod's folder.
+//! Result of a guest's readiness probe. The launcher executes the probe and writes the result to the pod's folder.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use drydock_api::launcher::{GuestReadiness, READINESS_FILE};
 use drydock_host::pod_folder::{FolderError, PodFolder, SMALL_FILE, WatchedPath};
 use drydock_runtime::clock;
 
-/// Minimum interval between two reads of the result of a guest's readiness probe: a pod may change it continuously.
+/// Minimum interval between two reads of a probe's result, because a pod may change the result continuously.
 const READINESS_PAUSE: Duration = Duration::from_millis(200);
-/// Maximum length of a launcher's message about it, in characters.
+/// Maximum length of the launcher's message about the probe, in characters.
 const READINESS_MESSAGE: usize = 300;
 
 /// Returns the result of a guest's readiness probe, if there is one yet.

@@ -1,4 +1,4 @@
-//! The agent's writes about its guests.
+//! Writes and reads of a guest's task at the API server.
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY};
 use drydock_runtime::{Event, Events, Severity};
@@ -11,10 +11,10 @@ use serde_json::json;
 
 use crate::request_params::applying;
 
-/// Applies the agent's part of a VMI's status, if the VMI is unchanged since it was read. Returns the patched VMI.
+/// Applies the agent's part of a VMI's status, if the VMI is unchanged since the read. Returns the patched VMI.
 ///
 /// # Errors
-/// If the request to the API server fails; a conflict if the VMI has changed.
+/// If the request to the API server fails. The request fails with a conflict if the VMI has changed.
 pub(super) async fn status(
     client: &Client,
     instance: &VirtualMachineInstance,
@@ -38,7 +38,7 @@ pub(super) async fn status(
     Ok(stored)
 }
 
-/// Returns a VMI as the API server has it, past every cache; `None` if it no longer exists.
+/// Reads a VMI from the API server, past every cache; `None` if it no longer exists.
 ///
 /// # Errors
 /// If the request to the API server fails.
@@ -47,7 +47,7 @@ pub(super) async fn now(
     instance: &VirtualMachineInstance,
 ) -> kube::Result<Option<VirtualMachineInstance>> {
     let api = Api::<VirtualMachineInstance>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
-    // Agents may list VMIs, and may not get them.
+    // RBAC allows agents to list VMIs, but not to get a single VMI.
     let parameters = ListParams::default().fields(&format!("metadata.name={}", instance.name_any()));
     let mut found = api.list(&parameters).await?.items;
     found.retain(|found| found.uid() == instance.uid());

@@ -9,7 +9,7 @@ use drydock_host::{
 use super::*;
 use crate::args::{AgentArgs, AgentCommand};
 
-/// The knowledge of an agent whose inspection runs; the sender ends it.
+/// Returns the state of an agent whose inspection is running. The sender ends the inspection.
 fn inspecting() -> (HostKnowledge, oneshot::Sender<Result<InspectionReport, InspectorError>>) {
     let flags = ["drydock-agent", "run", "--node-name=n", "--pod-uid=p"];
     let AgentCommand::Run(args) = AgentArgs::parse_from(flags).command else {
@@ -89,7 +89,8 @@ async fn inspection_that_is_running_is_not_started_again() {
     sender.send(report(crashed())).unwrap();
     let ended = host.ended().await;
     host.conclude(ended, now());
-    // The fingerprint is that of this machine from now on, so the first check inspects it, and the second waits.
+    // The fingerprint is now that of this machine. The first check requires an inspection, which fails, so the second
+    // check waits for the retry.
     host.known.check(
         fingerprint::fingerprint(&Roots::default(), &inspector::programs(&host.args.host)),
         now(),

@@ -1,4 +1,4 @@
-//! The environment of one side of a migration in tests: a fake API server, an in-memory libvirt, and a fake tunnel.
+//! Test environment of one side of a migration: a fake API server, an in-memory libvirt, and a fake tunnel.
 
 use std::{fs, path::PathBuf, sync::Arc};
 
@@ -36,7 +36,7 @@ pub(super) const UID: &str = "m";
 pub(super) const DOMAIN: &str = "shop_web";
 const STATUS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/move/status";
 
-/// The tunnel of this node. Clones share it.
+/// Fake tunnel of this node. Clones share its state.
 #[derive(Clone, Default)]
 pub(super) struct FakeTunnel {
     sessions: Arc<Mutex<Vec<SessionState>>>,
@@ -46,7 +46,7 @@ pub(super) struct FakeTunnel {
 }
 
 impl FakeTunnel {
-    /// Serves one agent.
+    /// Serves the connection of one agent.
     async fn serve(self, stream: UnixStream) {
         let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
         loop {
@@ -111,18 +111,18 @@ impl FakeTunnel {
         CallResult::Done {}
     }
 
-    /// Changes the state of the session, as the other side or libvirt does.
+    /// Changes the state of the session, like the other side or libvirt would.
     pub(super) fn change(&self, change: impl FnOnce(&mut SessionState)) {
         change(&mut self.sessions.lock()[0]);
         self.changed.notify_one();
     }
 
-    /// Refuses the calls from now on, or no longer.
+    /// Sets whether the tunnel refuses all calls from now on.
     pub(super) fn refuse(&self, refuses: bool) {
         *self.refuses.lock() = refuses;
     }
 
-    /// Returns each value with which the tunnel was called to keep the guest paused, or not.
+    /// Returns the values of all `KeepPaused` calls to the tunnel.
     pub(super) fn kept_paused(&self) -> Vec<bool> {
         let calls = self.calls.lock();
         let values = calls.iter().filter_map(|call| match call {
@@ -150,7 +150,7 @@ impl FakeTunnel {
     }
 }
 
-/// The API server and its stored object, the guest's libvirt on this side, and the node's tunnel.
+/// Fakes around a task: the API server with its stored object, the guest's libvirt on this side, and the node's tunnel.
 pub(super) struct Around {
     pub(super) server: ApiServer,
     pub(super) libvirt: FakeLibvirt,
@@ -159,7 +159,7 @@ pub(super) struct Around {
     stored: Value,
 }
 
-/// The parameters of a task, and its environment.
+/// Parameters of a task, and the fakes around it.
 pub(super) struct Fixture {
     pub(super) shared: TaskContext,
     pub(super) tunnels: Tunnels,
@@ -167,7 +167,7 @@ pub(super) struct Fixture {
     pub(super) around: Around,
     folder: PathBuf,
     process: Process,
-    // End their connections when they are dropped.
+    // Values that end their connections when they are dropped.
     _events: ApiServer,
     _serving: JoinSet<()>,
 }
@@ -179,7 +179,8 @@ impl Drop for Fixture {
     }
 }
 
-/// One side of a migration whose sides are known, with these parts of its status.
+/// Returns the fixture of one side of a migration whose sides are known. `status` is merged into the migration's
+/// status.
 pub(super) async fn fixture(status: &Value, role: Role) -> Fixture {
     let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-side-XXXXXX")).unwrap();
     let tunnel = FakeTunnel::default();
@@ -231,7 +232,7 @@ pub(super) async fn fixture(status: &Value, role: Role) -> Fixture {
     }
 }
 
-/// The migration of `web` from node `a` to node `b`, with these parts of its status.
+/// Returns the migration of `web` from node `a` to node `b`. `status` is merged into its status.
 fn migration(status: &Value) -> Value {
     let mut migration = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
@@ -248,7 +249,7 @@ fn migration(status: &Value) -> Value {
     migration
 }
 
-/// Merges objects in depth; any other value replaces.
+/// Merges objects recursively. Any other value replaces the existing value.
 fn merge(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -261,12 +262,12 @@ fn merge(into: &mut Value, from: &Value) {
 }
 
 impl Around {
-    /// Returns the migration as stored.
+    /// Returns the stored migration.
     pub(super) fn stored(&self) -> VirtualMachineInstanceMigration {
         serde_json::from_value(self.stored.clone()).unwrap()
     }
 
-    /// Changes the stored status, and has the watch show it.
+    /// Changes the stored status, and lets the watch show the change.
     pub(super) fn update(&mut self, status: &Value) {
         merge(&mut self.stored["status"], status);
         self.count_up();
@@ -283,14 +284,14 @@ impl Around {
         self.stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());
     }
 
-    /// Returns the next request, which writes the status of the migration.
+    /// Returns the next request, which must write the status of the migration.
     pub(super) async fn write(&mut self) -> ReceivedRequest {
         let request = self.server.next_request().await;
         assert_eq!((&request.method, request.path()), (&Method::PATCH, STATUS));
         request
     }
 
-    /// Reconciles, while `respond` handles each write.
+    /// Runs `reconciling` while `respond` handles each write.
     pub(super) async fn serve<R>(
         &mut self,
         reconciling: impl Future<Output = R>,
@@ -306,19 +307,19 @@ impl Around {
         }
     }
 
-    /// Returns whether `side` has reported this state, or this reason.
+    /// Returns whether the stored status of `side` has this state or this reason.
     pub(super) fn has_reported(&self, side: &str, report: &str) -> bool {
         let reported = &self.stored["status"][side];
         reported["state"] == report || reported["reason"] == report
     }
 
-    /// Stores a write, and responds to it. The watch does not show it.
+    /// Stores a write and responds to it. The watch does not show the change.
     pub(super) fn store(&mut self, request: ReceivedRequest) {
         let stored = self.execute(&request);
         request.with(&stored);
     }
 
-    /// Stores the next write, and returns what it reports of `side`. The watch does not show it.
+    /// Stores the next write, and returns the reported part of `side`. The watch does not show the change.
     pub(super) async fn report(&mut self, side: &str) -> Value {
         let request = self.write().await;
         let reported = request.body["status"][side].clone();
@@ -326,7 +327,7 @@ impl Around {
         reported
     }
 
-    /// Executes a write. Returns the migration as it is then. The watch does not show it.
+    /// Executes a write and returns the changed migration. The watch does not show the change.
     pub(super) fn execute(&mut self, request: &ReceivedRequest) -> Value {
         merge(&mut self.stored["status"], &request.body["status"]);
         self.count_up();

@@ -1,5 +1,6 @@
-//! The watches for migrations from and to this node. The API server selects these, so that other migrations cost
-//! nothing.
+//! The watches for migrations from and to this node.
+//!
+//! The API server selects these migrations, so that other migrations cause no traffic.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(crate) struct MigrationWatches {
 }
 
 impl MigrationWatches {
-    /// Starts watching for `node`; `changed` is also notified of changes of `pods`.
+    /// Starts watching the migrations of `node`. Changes of `pods` notify `changed` too.
     pub(crate) fn start(
         client: &Client,
         watches: &WatchStarter,
@@ -42,7 +43,7 @@ impl MigrationWatches {
         }
     }
 
-    /// Creates synced caches of these migrations from and to this node.
+    /// Creates synced caches that contain these migrations.
     #[cfg(test)]
     pub(super) fn filled(
         from: impl IntoIterator<Item = VirtualMachineInstanceMigration>,
@@ -70,7 +71,7 @@ impl MigrationWatches {
         self.changed.notified().await;
     }
 
-    /// Returns the migrations in which this node has that role.
+    /// Returns the migrations in which this node has the role.
     pub(crate) fn migrations(&self, role: Role) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         match role {
             Role::Source => self.from.all(),

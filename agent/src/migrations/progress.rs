@@ -1,4 +1,4 @@
-//! Progress of a migration: converts libvirt's statistics to the input of decisions.
+//! Converts libvirt's statistics of a migration to metrics and to the input of decisions.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ pub(super) fn measured(job: &JobInfo) -> TransferProgress {
     }
 }
 
-/// Converts libvirt's statistics to a sample for the monitor. `paused` and `post_copy` are the mode of the migration.
+/// Converts libvirt's statistics to a sample for the monitor. `paused` and `post_copy` describe the mode of the
+/// migration.
 pub(super) fn sample(job: &JobInfo, paused: bool, post_copy: bool) -> Sample {
     let rates = [job.memory_rate, job.disk_rate];
     Sample {

@@ -1,4 +1,4 @@
-//! Converts what libvirt, the tunnel and the object report to the input of decisions.
+//! Converts the states from libvirt, the tunnel and the object to the input of decisions.
 
 use drydock_api::{kubevirt::VirtualMachineInstanceMigration, launcher::GuestOutcome};
 use drydock_core::{
@@ -19,7 +19,7 @@ use crate::tunnel::{
     tunnels::Tunnels,
 };
 
-/// Returns the UID of the pod of that side.
+/// Returns the UID of the pod of the side with this role.
 pub(super) fn pod_uid(migration: &VirtualMachineInstanceMigration, role: Role) -> Option<&str> {
     let status = migration.status.as_ref()?;
     match role {
@@ -29,7 +29,7 @@ pub(super) fn pod_uid(migration: &VirtualMachineInstanceMigration, role: Role) -
     }
 }
 
-/// Returns the name of the libvirt domain that moves.
+/// Returns the name of the libvirt domain that migrates.
 pub(super) fn domain_of(migration: &VirtualMachineInstanceMigration) -> String {
     domain_name(&migration.namespace().unwrap_or_default(), &migration.spec.vmi_name)
 }
@@ -42,17 +42,17 @@ pub(super) fn source_domain(state: &Result<DomainState, CallError>) -> SourceDom
         Ok(DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)) => SourceDomain::PostCopy,
         Ok(DomainState::Paused(_)) => SourceDomain::Paused,
         Ok(DomainState::ShutOff(ShutOffReason::Migrated)) => SourceDomain::Left,
-        // Its QEMU is about to end, because the guest shuts down or because it has left. Which of the two is known
-        // only after QEMU has ended.
+        // The QEMU of the domain is about to end, because the guest shuts down or because it has left. The reason is
+        // known only after QEMU has ended.
         Ok(DomainState::ShuttingDown) => SourceDomain::Unknown,
-        // A restarted libvirtd has lost the reason. The pod's end reveals it.
+        // A restarted libvirtd has lost the reason. The end of the pod reveals it.
         Ok(DomainState::ShutOff(ShutOffReason::Unknown(_)) | DomainState::NoState | DomainState::Unknown { .. })
         | Err(_) => SourceDomain::Unknown,
         Ok(DomainState::ShutOff(_) | DomainState::Crashed(_)) => SourceDomain::Ended,
     }
 }
 
-/// Returns the state of the guest at its source according to the end of its pod; `None` if the pod has not ended.
+/// Returns the state of the guest at its source according to the end of the pod; `None` if the pod has not ended.
 pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
     Some(match ended(pod)?.outcome {
         Some(GuestOutcome::Migrated) => SourceDomain::Left,
@@ -61,7 +61,7 @@ pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
     })
 }
 
-/// Returns the job of a domain at its source.
+/// Returns the state of the migration job of a domain at its source.
 pub(super) fn job(info: &Result<Option<JobInfo>, CallError>) -> JobState {
     match info {
         Err(_) => JobState::Unknown,
@@ -80,7 +80,7 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
                 return SourceTunnel::Unknown;
             }
             let reply_read = state.reply == ReplyProgress::Consumed;
-            // A session that carries nothing any more still has its observations.
+            // A session that no longer carries streams still has its observations.
             if state.ended.is_some() && !reply_read {
                 return SourceTunnel::Missing;
             }
@@ -97,11 +97,12 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
 pub(super) fn target_domain(state: &Result<DomainState, CallError>) -> TargetDomain {
     match state {
         Err(CallError::NoDomain) => TargetDomain::Absent,
-        // Its QEMU is about to end. libvirt also reports this for a guest that is still arriving and has never run.
+        // The QEMU of the domain is about to end. libvirt also reports this for a guest that is still arriving and has
+        // never run.
         Ok(DomainState::ShuttingDown) => TargetDomain::Unknown,
         Err(_) | Ok(DomainState::NoState | DomainState::Unknown { .. }) => TargetDomain::Unknown,
-        // libvirt reports this once all of the guest has arrived. Before that, the domain is paused for other
-        // reasons: starting up, or migrating.
+        // libvirt reports this reason once the complete guest has arrived. Before that, the domain is paused for
+        // another reason: starting up or migrating.
         Ok(DomainState::Paused(PausedReason::User)) => TargetDomain::Complete,
         Ok(
             DomainState::Running(RunningReason::PostCopy | RunningReason::PostCopyFailed)
@@ -113,8 +114,10 @@ pub(super) fn target_domain(state: &Result<DomainState, CallError>) -> TargetDom
     }
 }
 
-/// Returns whether the connection for the rest of a guest is broken. libvirt has no way to recover it over unix
-/// sockets (its own recovery crashes the target's daemon), so such a guest can never continue.
+/// Returns whether the post-copy connection for the rest of a guest is broken.
+///
+/// libvirt cannot recover the connection over Unix sockets (its own recovery crashes the target's daemon), so the guest
+/// can never continue.
 pub(super) fn post_copy_is_broken(state: &Result<DomainState, CallError>) -> bool {
     matches!(
         state,
@@ -122,7 +125,7 @@ pub(super) fn post_copy_is_broken(state: &Result<DomainState, CallError>) -> boo
     )
 }
 
-/// Returns the state of the guest at its target according to the end of its pod; `None` if the pod has not ended.
+/// Returns the state of the guest at its target according to the end of the pod; `None` if the pod has not ended.
 pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
     let ended = ended(pod)?;
     Some(match ended.outcome {

@@ -1,5 +1,5 @@
-//! The common parts of the tasks of both sides of a migration: the newest state of its object, the session of the
-//! node's tunnel, and retries.
+//! Common parts of the tasks of both sides of a migration: the latest state of the object, the session of the node's
+//! tunnel, and retries.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// Pause after a failure: first and maximum.
+/// Minimum and maximum pause after a failure.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// Why a step could not be executed now.
+/// Reason why a step could not be executed.
 #[derive(Debug, Error)]
 pub(super) enum SideError {
     #[error(transparent)]
@@ -45,13 +45,14 @@ pub(super) enum SideError {
     Api(#[from] kube::Error),
 }
 
-/// The connection to the libvirt in this side's pod.
+/// Connection to the libvirt in the pod of this side.
 pub(super) struct GuestConnection {
     pub(super) handle: DomainHandle,
     pub(super) events: DomainEvents,
 }
 
-/// Waits for the next event of a connected guest, for ever if none is connected. `None` if the connection has ended.
+/// Waits for the next event of a connected guest, or forever if no guest is connected. `None` if the connection has
+/// ended.
 pub(super) async fn next_event(guest: &mut Option<GuestConnection>) -> Option<DomainEvent> {
     match guest {
         Some(guest) => guest.events.recv().await,
@@ -59,24 +60,25 @@ pub(super) async fn next_event(guest: &mut Option<GuestConnection>) -> Option<Do
     }
 }
 
-/// One side of one migration.
+/// State that both roles of a migration's side share.
 pub(super) struct Side {
     role: Role,
     pub(super) shared: TaskContext,
     pub(super) tunnels: Tunnels,
     pub(super) seen: watch::Receiver<SideState>,
-    /// The newest state that the API server returned to this side's own writes.
+    /// Latest state that the API server returned for the writes of this side.
     pub(super) written: Option<VirtualMachineInstanceMigration>,
-    /// Whether the status that an earlier process wrote has yet to be read from the API server.
+    /// Whether the status that an earlier process wrote still has to be read from the API server.
     read_status: bool,
-    /// Whether nothing of this side's pod is left, without an observed end.
+    /// Whether the pod of this side was removed without an observed end.
     pub(super) gone: bool,
     backoff: Backoff,
 }
 
 impl Side {
-    /// Creates a side of the migration that `seen` shows. `read_status` is whether an earlier process may have served
-    /// it.
+    /// Creates a side of the migration that `seen` shows.
+    ///
+    /// `read_status` is whether an earlier process may have served the migration.
     pub(super) fn new(
         role: Role,
         shared: TaskContext,
@@ -96,7 +98,7 @@ impl Side {
         }
     }
 
-    /// Returns the migration, as the watch or the response to an own write has it.
+    /// Returns the latest known migration, from the watch or from the response to a write of this side.
     pub(super) fn migration(&self) -> VirtualMachineInstanceMigration {
         let seen = self.seen.borrow().migration.as_ref().clone();
         latest_state(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
@@ -107,8 +109,9 @@ impl Side {
         self.seen.borrow().pod.clone()
     }
 
-    /// Reads the status that an earlier process wrote, if there may be one. Returns `false` if the migration no longer
-    /// exists.
+    /// Reads the status that an earlier process wrote, if an earlier process may have served the migration.
+    ///
+    /// Returns `false` if the migration no longer exists.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -121,7 +124,7 @@ impl Side {
         Ok(!self.read_status)
     }
 
-    /// Reads whether nothing of this side's pod is left: the watch may show its end and its deletion at once.
+    /// Reads whether the pod of this side was removed. The watch may show the end and the deletion of the pod at once.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -132,7 +135,7 @@ impl Side {
         Ok(())
     }
 
-    /// Reports that post-copy is broken, if libvirt reports it of the guest.
+    /// Reports that post-copy is broken, if libvirt reports this state for the guest.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -148,8 +151,9 @@ impl Side {
         Ok(())
     }
 
-    /// Returns when to reconcile again without an event, given the result of a reconcile. Logs the first failure in a
-    /// row.
+    /// Returns the time of the next reconcile without an event, given the result of a reconcile.
+    ///
+    /// Logs only the first of several consecutive failures.
     pub(super) fn next_reconcile(&mut self, result: Result<Option<Duration>, SideError>) -> Option<clock::Instant> {
         let pause = match result {
             Ok(pause) => {
@@ -167,7 +171,7 @@ impl Side {
         pause.map(|pause| clock::Instant::now() + pause)
     }
 
-    /// Returns what the tunnel needs to know of this side.
+    /// Returns the specification of this side's session for the tunnel.
     pub(super) fn session_spec(&self, migration: &VirtualMachineInstanceMigration) -> SessionSpec {
         SessionSpec {
             migration: migration.uid().unwrap_or_default(),
@@ -177,28 +181,28 @@ impl Side {
         }
     }
 
-    /// Has the node's tunnel listen for the guest.
+    /// Prepares a session of this side in the node's tunnel.
     ///
     /// # Errors
-    /// If there is no tunnel, or it refuses.
+    /// If there is no tunnel, or the tunnel refuses the call.
     pub(super) async fn prepare(&self, migration: &VirtualMachineInstanceMigration) -> Result<(), SideError> {
         let own = self.tunnels.own().ok_or(SideError::NoTunnel)?;
         own.prepare(self.session_spec(migration)).await?;
         Ok(())
     }
 
-    /// Returns the tunnel's session of a migration.
+    /// Returns the session of a migration, with the tunnel that carries it.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no tunnel has a session of the migration.
     pub(super) fn session(&self, uid: &str) -> Result<KnownSession, SideError> {
         self.tunnels.session(uid).ok_or(SideError::NoTunnel)
     }
 
-    /// Has the tunnel accept only the other side's tunnel.
+    /// Pairs the session with the other side's tunnel, so that it accepts no other peer.
     ///
     /// # Errors
-    /// If the other side has not reported its fingerprint, or the tunnel has no session or refuses.
+    /// If the other side has not reported its fingerprint, no tunnel has the session, or the tunnel refuses the call.
     pub(super) async fn pair(
         &self,
         uid: &str,

@@ -1,4 +1,4 @@
-//! Executes one migration on the node that the guest leaves.
+//! Executes a migration on the node that the guest leaves.
 //!
 //! ```text
 //!  object ───┐
@@ -53,28 +53,28 @@ use crate::{
     tunnel::{local::Role, tunnels::Tunnels},
 };
 
-/// Interval at which a guest that moves is measured.
+/// Interval at which a migrating guest is measured.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
-/// Maximum number of steps before other events are handled: more than a migration has.
+/// Maximum number of steps before other events are handled. A migration has fewer steps.
 const STEPS: usize = 16;
 
-/// The task of one migration.
+/// Task of the source of one migration.
 pub(super) struct SourceTask {
     side: Side,
     call: MigrateCall,
-    /// The call that moves the guest, if it is pending.
+    /// The pending libvirt call that migrates the guest, if any.
     moving: JoinSet<Result<(), CallError>>,
-    /// Why this process gave the migration up, or libvirt's error if libvirt did.
+    /// Reason why this process aborted the migration, or libvirt's error if libvirt aborted it.
     failure: Option<SourceFailure>,
     hand_over_pause: HandOverPause,
-    /// Whether libvirt has reported that the guest has left. The launcher may end before libvirt can be queried.
+    /// Whether libvirt has reported that the guest has left. The launcher may end before libvirt can be queried again.
     left: bool,
-    /// When the guest was first observed to have left.
+    /// Time when the guest was first observed to have left.
     left_since: Option<clock::Instant>,
-    /// Whether it has been logged that libvirt cannot be reached.
+    /// Whether a log line about the unreachable libvirt has already been written.
     unreachable: bool,
     keep_paused: Option<bool>,
-    /// Whether libvirt was requested to abort the job.
+    /// Whether this process has requested libvirt to abort the job.
     aborted: bool,
     /// Whether the guest has been switched to post-copy.
     in_post_copy: bool,
@@ -83,15 +83,16 @@ pub(super) struct SourceTask {
     metrics: Option<LeavingGuest>,
 }
 
-/// The pause of the guest for the hand-over, according to the events so far. The guest's state alone does not prove it:
-/// the guest may have been resumed between two readings.
+/// Pause of the guest for the hand-over, according to the events so far.
+///
+/// The state of the guest alone does not prove the pause: the guest may have been resumed between two queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandOverPause {
-    /// It was not paused for the hand-over, it was resumed afterwards, or events may be missing.
+    /// The guest was not paused for the hand-over or was resumed afterwards, or events may be missing.
     Unproven,
-    /// It was paused, and the event that ends the pause has not been read.
+    /// The guest was paused for the hand-over, and no event that ends the pause has been read.
     Paused,
-    /// It was paused until it ended.
+    /// The guest was paused for the hand-over until it ended.
     UntilEnd,
 }
 
@@ -105,8 +106,9 @@ impl HandOverPause {
         };
     }
 
-    /// Returns the domain, or `Unknown` if it has ended and its events are not read: one of them may be that it was resumed
-    /// before it ended.
+    /// Returns the state of the domain, or `Unknown` if the domain has ended but its events have not been read.
+    ///
+    /// An unread event may show that the guest was resumed before it ended.
     fn allowed(self, domain: SourceDomain) -> SourceDomain {
         match domain {
             SourceDomain::Ended if self == Self::Paused => SourceDomain::Unknown,
@@ -114,7 +116,7 @@ impl HandOverPause {
         }
     }
 
-    /// Events are missing from now on. A guest that has ended does not run here again.
+    /// Records that later events are missing. A guest that has ended does not run again on this node.
     fn connection_ended(&mut self) {
         if *self == Self::Paused {
             *self = Self::Unproven;
@@ -123,8 +125,9 @@ impl HandOverPause {
 }
 
 impl SourceTask {
-    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
-    /// it.
+    /// Creates the task of the migration that `seen` shows.
+    ///
+    /// `read_status` is whether an earlier process may have served the migration.
     pub(super) fn new(
         shared: TaskContext,
         tunnels: Tunnels,
@@ -149,7 +152,7 @@ impl SourceTask {
         }
     }
 
-    /// Serves the migration until dropped.
+    /// Serves the migration until the future is dropped.
     pub(super) async fn run(mut self) {
         let mut sessions = self.side.tunnels.sessions();
         let mut guest = None;
@@ -178,7 +181,7 @@ impl SourceTask {
         }
     }
 
-    /// Returns the state of the guest according to the end of its pod; `None` if the pod has not ended.
+    /// Returns the state of the guest according to the end of the pod; `None` if the pod has not ended.
     fn by_pod(&self) -> Option<SourceDomain> {
         let ended = self.side.pod().and_then(|pod| seen::source_by_pod(&pod));
         let vanished = if self.left {
@@ -189,7 +192,7 @@ impl SourceTask {
         ended.or_else(|| self.side.gone.then_some(vanished))
     }
 
-    /// Connects to the guest's libvirt if it listens now.
+    /// Connects to the guest's libvirt; `None` if the connection fails.
     async fn connect(&mut self, migration: &VirtualMachineInstanceMigration) -> Option<GuestConnection> {
         let uid = seen::pod_uid(migration, Role::Source)?.to_owned();
         let domain = seen::domain_of(migration);
@@ -234,21 +237,21 @@ impl SourceTask {
             Some(Err(error)) => Some(error),
             None => None,
         };
-        // Without a response the migration may continue nevertheless; the job shows it.
+        // Without a response, the migration may still continue. The state of the job shows whether it does.
         let replied = error.as_ref().is_some_and(CallError::is_reply);
         self.call = if replied {
             MigrateCall::Failed
         } else {
             MigrateCall::Lost
         };
-        // The reason for which this process gave up takes precedence.
+        // A reason for which this process aborted the migration takes precedence.
         self.failure = self.failure.take().or(error.map(|error| SourceFailure {
             reason: LIBVIRT_GAVE_UP,
             message: chain(&error).to_string(),
         }));
     }
 
-    /// Reconciles once. Returns the time of the next reconcile if no event comes before.
+    /// Reconciles once. Returns the pause until the next reconcile, unless an event comes first.
     async fn reconcile(&mut self, guest: Option<&mut GuestConnection>) -> Result<Option<Duration>, SideError> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
@@ -275,7 +278,7 @@ impl SourceTask {
                 (None, Some(info)) => seen::job(info),
                 (None, None) => JobState::Unknown,
             };
-            // libvirt may have resumed the guest before the job was read.
+            // libvirt may have resumed the guest before the state of the job was read.
             let domain = match &handle {
                 Some(handle) if domain == SourceDomain::Leaving && job == JobState::None => {
                     let again = seen::source_domain(&handle.state().await);
@@ -321,7 +324,7 @@ impl SourceTask {
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;
             }
-            // These steps wait for a result from elsewhere, so they are not repeated at once.
+            // Abort, release and close wait for a result from another component, so they are not repeated at once.
             if matches!(first, SourceStep::Abort | SourceStep::Release(_) | SourceStep::Close) {
                 return Ok(Some(MEASURED_EVERY));
             }
@@ -329,7 +332,7 @@ impl SourceTask {
         Ok(Some(MEASURED_EVERY))
     }
 
-    /// Returns when to reconcile again without an event, while nothing is to be done.
+    /// Returns the pause until the next reconcile without an event, when no step is due.
     fn recheck_in(
         &self,
         domain: SourceDomain,
@@ -339,13 +342,14 @@ impl SourceTask {
     ) -> Option<Duration> {
         let moves = job == JobState::Outgoing || self.call == MigrateCall::Pending || domain == SourceDomain::Leaving;
         let is_unknown = domain == SourceDomain::Unknown && !pod_has_ended;
-        // No event follows when libvirt can return the job again.
+        // libvirt sends no event when it can return the state of the job again.
         let is_unread = job == JobState::Unknown && is_connected;
         (moves || is_unknown || is_unread).then_some(MEASURED_EVERY)
     }
 
-    /// Returns the remaining time until the target's acknowledgement is late, counted from when the guest was first
-    /// observed to have left; `None` if it has not left.
+    /// Returns the remaining time until the target's acknowledgement is late; `None` if the guest has not left.
+    ///
+    /// The time is counted from the first observation that the guest has left.
     fn target_is_late_in(&mut self, domain: SourceDomain) -> Option<Duration> {
         let since = (domain == SourceDomain::Left).then(|| *self.left_since.get_or_insert_with(clock::Instant::now));
         target_is_late_in(since.map(|since| since.elapsed()))
@@ -410,7 +414,7 @@ impl SourceTask {
         Ok(())
     }
 
-    /// Passes to the tunnel whether the guest is to stay paused at its target.
+    /// Notifies the tunnel whether the guest must stay paused at its target.
     async fn report_whether_paused(
         &mut self,
         uid: &str,
@@ -435,13 +439,13 @@ impl SourceTask {
     }
 }
 
-/// Returns whether libvirt's job has sent nothing, and is to end.
+/// Returns whether libvirt's job has sent no data and must be ended.
 fn is_stuck(info: Option<&Result<Option<JobInfo>, CallError>>, aborted: bool) -> bool {
     let Some(Ok(Some(job))) = info else { return false };
     unsent::is_stuck(job.data.total, job.elapsed.unwrap_or_default(), aborted)
 }
 
-/// Returns whether the guest was paused so that it can move, not by its user.
+/// Returns whether an agent paused the guest so that it can migrate. A pause by the user does not count.
 fn is_paused_to_move(migration: &VirtualMachineInstanceMigration) -> bool {
     let mode = migration.source().and_then(|source| source.mode);
     mode == Some(MigrationMode::Paused)
@@ -457,8 +461,8 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Waits for the result of the call that moves the guest, for ever if there is no such call. `None` if its task
-/// failed.
+/// Waits for the result of the call that migrates the guest, or forever if no call is pending. `None` if the task of
+/// the call failed.
 async fn moved(moving: &mut JoinSet<Result<(), CallError>>) -> Option<Result<(), CallError>> {
     match moving.join_next().await {
         Some(result) => result.ok(),

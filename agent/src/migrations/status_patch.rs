@@ -23,8 +23,9 @@ use tracing::warn;
 use super::seen;
 use crate::{guests::TaskContext, tunnel::local::Role};
 
-/// Returns a migration as the API server has it, past every cache; `None` if it no longer exists. What an earlier
-/// process has reported for a side must be known before anything is done for it.
+/// Reads a migration from the API server, past every cache; `None` if it no longer exists.
+///
+/// A task must know the reports of an earlier process before it acts for its side.
 ///
 /// # Errors
 /// If the request to the API server fails.
@@ -41,9 +42,10 @@ pub(super) async fn now(
     }))
 }
 
-/// Returns whether nothing is left of the pod of a side. In that case its end was not observed. This is certain once
-/// the kubelet has removed the pod's folder, which it does after the pod's containers have ended, and the API server,
-/// read past every cache, has no such pod.
+/// Returns whether the pod of a side was removed. Its end was not observed in this case.
+///
+/// The removal is certain once two conditions hold. The kubelet has removed the pod's folder, which it does after the
+/// pod's containers have ended. The API server, read past every cache, does not have the pod.
 ///
 /// # Errors
 /// If the request to the API server fails.
@@ -65,20 +67,22 @@ pub(super) async fn pod_has_gone(
         return Ok(false);
     }
     let api = Api::<Pod>::namespaced(shared.client.clone(), &migration.namespace().unwrap_or_default());
-    // RBAC allows agents to list pods, but not to get a single one.
+    // RBAC allows agents to list pods, but not to get a single pod.
     let named = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = api.list_metadata(&named).await?.items;
     Ok(found.iter().all(|pod| pod.metadata.uid.as_deref() != Some(uid)))
 }
 
-/// Returns whether this migration's object reports that post-copy is broken, whichever side has found that.
+/// Returns whether the object of this migration reports that post-copy is broken, regardless of the side that detected
+/// it.
 pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigration) -> bool {
     migration.status.as_ref().is_some_and(post_copy_is_reported_broken)
 }
 
 /// Reports for a side that the rest of the guest can no longer arrive, unless either side has already reported it.
-/// Leaves the guest on both sides alone. Returns the migration if it was changed. Each side checks for itself: the
-/// target's libvirtd may wait for a QEMU that waits for the rest, and the source's node may be gone.
+///
+/// Does not change the guest on either side. Returns the migration if it was changed. Each side checks independently:
+/// the target's libvirtd may wait for a QEMU that waits for the rest, and the source's node may no longer exist.
 ///
 /// # Errors
 /// If the request to the API server fails.
@@ -87,7 +91,7 @@ pub(super) async fn report_broken_post_copy(
     migration: &VirtualMachineInstanceMigration,
     role: Role,
 ) -> kube::Result<Option<VirtualMachineInstanceMigration>> {
-    // This version cannot write back unchanged what a later version has written.
+    // This version cannot write back the values of a later version unchanged.
     if that_post_copy_is_broken(migration) || MigrationRecord::of(migration).is_unknown() {
         return Ok(None);
     }
@@ -128,7 +132,7 @@ pub(super) async fn source(
     side: &MigrationSource,
 ) -> kube::Result<VirtualMachineInstanceMigration> {
     let own = MigrationSource {
-        // Once the guest no longer moves, its last progress is obsolete.
+        // The last progress is obsolete once the guest no longer migrates.
         progress: side
             .progress
             .clone()
@@ -172,7 +176,7 @@ async fn apply(
         "metadata": {"name": migration.name_any(), "uid": migration.uid()},
         "status": status,
     });
-    // The agents of both sides apply to the same object, each only its own part.
+    // The agents of both sides apply to the same object, but each applies only its own part.
     let parameters = PatchParams::apply(&format!("{AGENT_FIELD_MANAGER}-{side}")).force();
     let mut stored: VirtualMachineInstanceMigration = api
         .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))

@@ -1,4 +1,4 @@
-//! Executes one migration on the node that the guest arrives at.
+//! Executes a migration on the node at which the guest arrives.
 
 use std::time::Duration;
 
@@ -35,29 +35,31 @@ use crate::{
     tunnel::{local::Role, tunnels::Tunnels},
 };
 
-/// Pause before the next reconcile while the guest or a step is in progress.
+/// Pause before the next reconcile while the guest is arriving or a step is in progress.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of a launcher's ready file in bytes.
 const READY_BYTES: u64 = 64 << 10;
-/// Maximum number of steps before other events are handled: more than a migration has.
+/// Maximum number of steps before other events are handled. A migration has fewer steps.
 const STEPS: usize = 16;
 
-/// The task of one migration.
+/// Task of the target of one migration.
 pub(super) struct TargetTask {
     side: Side,
-    /// Whether the guest can run here, and if not, why. `None` if not checked yet.
+    /// Whether the guest can run on this node, or the reason why not; `None` if not checked yet.
     fits: Option<Result<(), TargetRefusal>>,
     complete_since: Option<clock::Instant>,
     taken_over_since: Option<clock::Instant>,
     /// Whether the pod can receive a guest by post-copy.
     post_copy: bool,
-    /// Whether its pod's readiness gate depends only on the guest running. (The guest's own task follows its probe.)
+    /// Whether the readiness gate of the pod depends only on the running guest. The guest's own task follows a
+    /// readiness probe.
     opens_gate: bool,
 }
 
 impl TargetTask {
-    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
-    /// it.
+    /// Creates the task of the migration that `seen` shows.
+    ///
+    /// `read_status` is whether an earlier process may have served the migration.
     pub(super) fn new(
         shared: TaskContext,
         tunnels: Tunnels,
@@ -74,7 +76,7 @@ impl TargetTask {
         }
     }
 
-    /// Serves the migration until dropped.
+    /// Serves the migration until the future is dropped.
     pub(super) async fn run(mut self) {
         let mut sessions = self.side.tunnels.sessions();
         let mut guest: Option<GuestConnection> = None;
@@ -96,7 +98,7 @@ impl TargetTask {
         }
     }
 
-    /// Returns the state of the guest according to the end of its pod; `None` if the pod has not ended.
+    /// Returns the state of the guest according to the end of the pod; `None` if the pod has not ended.
     fn by_pod(&self) -> Option<TargetDomain> {
         if self.side.gone {
             return Some(TargetDomain::Over);
@@ -104,13 +106,14 @@ impl TargetTask {
         self.side.pod().and_then(|pod| seen::target_by_pod(&pod))
     }
 
-    /// Returns whether the pod existed and is no longer shown. A pod without any report so far may not be shown yet.
+    /// Returns whether the pod may have existed and been removed. A pod without any report may not be shown yet.
     fn may_have_gone(&self, migration: &VirtualMachineInstanceMigration) -> bool {
         let record = MigrationRecord::of(migration);
         self.side.pod().is_none() && (record.is_over() || record.target.is_some())
     }
 
-    /// Connects to the pod's libvirt once its launcher is ready. Stops waiting when something changes.
+    /// Connects to the pod's libvirt once its launcher is ready. Stops waiting when the migration's observation
+    /// changes.
     async fn connect(&mut self) -> Option<GuestConnection> {
         let migration = self.side.migration();
         let uid = seen::pod_uid(&migration, Role::Target)?.to_owned();
@@ -118,7 +121,8 @@ impl TargetTask {
         let connecting = async {
             let folder = PodFolder::new(&self.side.shared.kubelet, &uid, RUN_VOLUME)?;
             let ready = folder.read_when_there(READY_FILE, READY_BYTES).await?;
-            // The other fields concern guests that start here. A file in another format has nothing about this.
+            // The other fields concern guests that start on this node. A file in another format does not contain this
+            // field.
             let ready: Ready = serde_json::from_slice(&ready).unwrap_or_default();
             let connected =
                 DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, CallDeadlines::default()).await?;
@@ -133,7 +137,7 @@ impl TargetTask {
                 self.side.seen.mark_changed();
                 return None;
             }
-            // A pod that is gone can never become ready.
+            // A removed pod can never become ready.
             () = clock::sleep_until_instant(again) => return None,
         };
         match connected {
@@ -149,7 +153,7 @@ impl TargetTask {
         }
     }
 
-    /// Reconciles once. Returns the time of the next reconcile if no event comes before.
+    /// Reconciles once. Returns the pause until the next reconcile, unless an event comes first.
     async fn reconcile(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, SideError> {
         for _ in 0..STEPS {
             if !self.side.read_written_status().await? {
@@ -157,7 +161,7 @@ impl TargetTask {
             }
             let migration = self.side.migration();
             let uid = migration.uid().unwrap_or_default();
-            // Read before the guest: a tunnel without a session resumes nothing from now on.
+            // The tunnel is read before the guest: a tunnel without a session does not resume the guest from now on.
             let tunnel = seen::target_tunnel(&self.side.tunnels, &uid);
             if self.may_have_gone(&migration) {
                 self.side.read_whether_gone(&migration).await?;
@@ -171,7 +175,7 @@ impl TargetTask {
                 .or_else(|| state.as_ref().map(seen::target_domain))
                 .unwrap_or(TargetDomain::Unknown);
             self.side.report_broken_post_copy(state.as_ref(), &migration).await?;
-            // The tunnel may have received the release and resumed the guest, which ran and ended meanwhile.
+            // The tunnel may have received the release and resumed the guest, which has run and ended in the meantime.
             let tunnel = match domain {
                 TargetDomain::Over => seen::target_tunnel(&self.side.tunnels, &uid),
                 _ => tunnel,
@@ -203,13 +207,13 @@ impl TargetTask {
         Ok(Some(RECHECK_INTERVAL))
     }
 
-    /// Returns the remaining time until the source is late, counted from when the guest was shown to run here.
+    /// Returns the remaining time until the source is late, counted from the first [`TargetStep::Show`].
     fn source_is_late_in(&self) -> Duration {
         let since = self.taken_over_since.map(|since| since.elapsed());
         source_is_late_in(since)
     }
 
-    /// Returns the time since the guest was first seen complete.
+    /// Returns the time since the guest was first observed to be complete.
     fn complete_for(&mut self, domain: TargetDomain) -> Duration {
         if domain != TargetDomain::Complete {
             return Duration::ZERO;
@@ -243,11 +247,11 @@ impl TargetTask {
             TargetStep::TakeOver => {
                 let source = migration.source().cloned().unwrap_or_default();
                 if source.keep_paused {
-                    // The guest stays paused, so nothing else is to be done.
+                    // The guest stays paused, so only the report is needed.
                     self.report(TargetState::Running, migration).await?;
                 } else if let Some(handle) = handle {
                     match handle.resume().await {
-                        // The tunnel has already resumed it.
+                        // The tunnel has already resumed the guest.
                         Err(CallError::Refused(_))
                             if seen::target_domain(&handle.state().await) == TargetDomain::Running => {}
                         result => result?,
@@ -268,7 +272,7 @@ impl TargetTask {
         Ok(())
     }
 
-    /// Checks with the pod's libvirt whether the guest can have its CPU here.
+    /// Checks with the pod's libvirt whether the guest can have its CPU on this node.
     async fn compare(
         &self,
         migration: &VirtualMachineInstanceMigration,
@@ -299,7 +303,7 @@ impl TargetTask {
         Ok(by_comparison(compared))
     }
 
-    /// Opens the readiness gate, so that Services reach the guest. If that fails, the guest's own task retries it.
+    /// Opens the readiness gate, so that Services reach the guest. The guest's own task retries if this fails.
     async fn open_gate(&self) {
         let pod_uid = self.side.pod().and_then(|pod| pod.metadata.uid.clone());
         if let Some(pod_uid) = pod_uid.filter(|_| self.opens_gate)
@@ -324,7 +328,7 @@ impl TargetTask {
         match state {
             TargetState::Prepared => {
                 let session = self.side.session(&uid)?;
-                // The session exists: this call only returns its fingerprint and address.
+                // The session exists, so this call only returns its fingerprint and address.
                 let prepared = session.tunnel.prepare(self.side.session_spec(migration)).await?;
                 side.fingerprint = Some(prepared.fingerprint);
                 side.address = Some(prepared.address);
@@ -336,7 +340,7 @@ impl TargetTask {
                     side.message = Some(refusal.message.clone());
                 }
             }
-            // Earlier problems are over.
+            // Earlier problems no longer apply.
             TargetState::Running => (side.reason, side.message) = (None, None),
             TargetState::Complete | TargetState::Gone | TargetState::Ended | TargetState::Unknown => {}
         }

@@ -1,9 +1,9 @@
-//! Closes sessions of the tunnels that no migration needs any more: those of migrations that are over and settled here,
-//! or deleted.
+//! Closes the sessions of the tunnels that no migration needs any more.
 //!
-//! A watch that does not show a migration is no proof that there is none: the list with which it begins comes from the
-//! API server's cache, which may be older than the session, as after a restart of this agent during a migration. Such a
-//! session is closed only if the API server, read past its cache, has no migration that needs it.
+//! A session is no longer needed if its migration is over and settled on this side, or was deleted. A migration may
+//! exist although the watch does not show it: the list with which the watch starts comes from the API server's cache.
+//! This list may be older than the session, for example after a restart of this agent during a migration. A session is
+//! therefore closed only if the API server, read past its cache, has no migration that needs the session.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -20,30 +20,31 @@ use crate::tunnel::{
     tunnels::KnownSessions,
 };
 
-/// Pause before the API server is read again, after a failure or while the watch does not show what it has: first and
-/// maximum.
+/// Minimum and maximum pause before the API server is read again.
+///
+/// The API server is read again after a failure, and as long as a session remains whose migration no watch shows.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// Sessions whose migrations no watch shows, by the UIDs of these.
+/// Sessions of migrations that no watch shows, with the UID of the migration and the role of the session.
 type Unconfirmed = Vec<(String, Role, TunnelClient)>;
-/// Sessions that no migration needs.
+/// Sessions that no migration needs, with the UID of the migration.
 type Unneeded = Vec<(String, TunnelClient)>;
 
-/// The closing of sessions that no task serves.
+/// Closes sessions that no task serves.
 pub(super) struct UnneededSessions {
     client: Client,
     node: String,
-    /// Calls to tunnels.
+    /// Pending calls to tunnels.
     closing: JoinSet<Result<(), TunnelError>>,
-    /// The read of the API server, at most one at a time, which returns the sessions that no migration needs.
+    /// Pending read of the API server, at most one at a time. It returns the sessions that no migration needs.
     reading: JoinSet<kube::Result<Unneeded>>,
-    /// When the API server may be read again.
+    /// Time before which the API server is not read again.
     again: Option<clock::Instant>,
     backoff: Backoff,
 }
 
 impl UnneededSessions {
-    /// Closes sessions of `node` only.
+    /// Creates the value for the sessions of `node`.
     pub(super) fn new(client: Client, node: String) -> Self {
         Self {
             client,
@@ -55,8 +56,9 @@ impl UnneededSessions {
         }
     }
 
-    /// Begins to close the sessions of sides that are not `present`. Sides are named by the UID of their migration and
-    /// by whether they are the source.
+    /// Starts to close the sessions of sides that are not `present`.
+    ///
+    /// A side is identified by the UID of its migration and by whether it is the source.
     pub(super) fn close(
         &mut self,
         known: &KnownSessions,
@@ -66,15 +68,15 @@ impl UnneededSessions {
         let mut unconfirmed = Unconfirmed::new();
         for (uid, session) in &known.sessions {
             let role = session.state.role;
-            // A side of a later version may be needed for a purpose that only that version knows.
+            // A later version may need the session of an unknown role for a purpose that only that version knows.
             if role == Role::Unknown || present.contains(&(uid.clone(), role == Role::Source)) {
                 continue;
             }
             let mut shown = watches.migrations(role).into_iter();
             match shown.find(|migration| migration.metadata.uid.as_ref() == Some(uid)) {
-                // It has been shown since then: a task is about to start.
+                // The watch shows the migration now, so a task is about to start.
                 Some(migration) if concerns(&migration, role) => {}
-                // No later state of it needs the session again.
+                // No later state of the migration needs the session again.
                 Some(_) => self.close_one(uid.clone(), session.tunnel.clone()),
                 None => unconfirmed.push((uid.clone(), role, session.tunnel.clone())),
             }
@@ -82,7 +84,7 @@ impl UnneededSessions {
         self.confirm(unconfirmed);
     }
 
-    /// Begins to read which of these sessions are needed, unless that is not due yet.
+    /// Starts to read which of these sessions are needed, unless a read is running or not due yet.
     fn confirm(&mut self, unconfirmed: Unconfirmed) {
         if unconfirmed.is_empty() {
             self.again = None;
@@ -97,7 +99,7 @@ impl UnneededSessions {
         self.closing.spawn(async move { tunnel.close(&uid).await });
     }
 
-    /// Waits until [`close`](Self::close) has to be called again, besides changes of sessions and watches. Cancel-safe.
+    /// Waits until [`close`](Self::close) must be called again, besides changes of sessions and watches. Cancel safe.
     pub(super) async fn changed(&mut self) {
         tokio::select! {
             Some(_) = self.closing.join_next() => {}
@@ -106,7 +108,7 @@ impl UnneededSessions {
         }
     }
 
-    /// Begins to close unneeded sessions. `None` is a read that has panicked.
+    /// Starts to close unneeded sessions. `None` means that the read has panicked.
     fn take_in(&mut self, read: Option<kube::Result<Unneeded>>) {
         match read {
             Some(Ok(unneeded)) => {
@@ -119,12 +121,12 @@ impl UnneededSessions {
             }
             Some(Err(_)) | None => {}
         }
-        // Until then a tunnel lists a session no more, or a watch shows its migration.
+        // By then, the tunnels may no longer list the sessions, or a watch may show their migrations.
         self.again = Some(clock::Instant::now() + self.backoff.delay());
     }
 }
 
-/// Reads which sessions no migration needs, past every cache, with one list per role.
+/// Reads which sessions no migration needs, past every cache, with one list request per role.
 async fn read(client: Client, node: String, sessions: Unconfirmed) -> kube::Result<Unneeded> {
     let api = Api::<VirtualMachineInstanceMigration>::all(client);
     let mut unneeded = Unneeded::new();
@@ -133,7 +135,7 @@ async fn read(client: Client, node: String, sessions: Unconfirmed) -> kube::Resu
         if of_role.is_empty() {
             continue;
         }
-        // The node of a side is known before its session is created.
+        // The node of a side is set before the session of the side is created.
         let selector = format!("status.{}.node={node}", role.as_str());
         let found = api.list(&ListParams::default().fields(&selector)).await?.items;
         let needed: BTreeSet<String> = found

@@ -1,4 +1,4 @@
-//! The identity of this process, and the controllers that it trusts.
+//! Identity of this process, and trust in controllers.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use tracing::warn;
 /// Name in the certificate, which controllers ignore.
 const NAME: &str = "agent.drydock.dev";
 
-/// The process's certificate could not be created.
+/// Error: the certificate of the process could not be created.
 #[derive(Debug, Error)]
 #[error("could not make a key pair and its certificate")]
 pub(crate) struct OwnCertificateError(#[from] rcgen::Error);
 
-/// Why controllers cannot be verified.
+/// Reason why controllers cannot be verified.
 #[derive(Debug, Error)]
 enum ControllerTrustError {
     #[error("the bundle of the APIService {TRUST_ANCHOR} is not PEM")]
@@ -39,7 +39,7 @@ enum ControllerTrustError {
     Tls(#[from] rustls::Error),
 }
 
-/// The process's identity, and the controllers that it trusts. Clones share one state.
+/// Identity of the process, and the controllers that it trusts. Clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct ControllerTrust(Arc<ServerIdentity>);
 
@@ -53,12 +53,12 @@ struct ServerIdentity {
 #[derive(Debug, Default)]
 struct TrustedBundle {
     bundle: Vec<u8>,
-    /// `None`: no controller is trusted.
+    /// TLS configuration for the bundle; `None` if no controller is trusted.
     config: Option<Arc<ServerConfig>>,
 }
 
 impl ControllerTrust {
-    /// Makes an identity. Trusts the controllers that API servers trust, once that is known.
+    /// Creates an identity. Trusts the controllers that API servers trust, once the watch shows their bundle.
     ///
     /// # Errors
     /// If the machine provides no random numbers.
@@ -79,7 +79,7 @@ impl ControllerTrust {
         Ok(trust)
     }
 
-    /// Makes an identity. Trusts no controller.
+    /// Creates an identity that trusts no controller.
     ///
     /// # Errors
     /// If the machine provides no random numbers.
@@ -98,7 +98,7 @@ impl ControllerTrust {
         CertificateFingerprint::of(&self.0.certificate)
     }
 
-    /// Trusts the authorities of a bundle from now on. If it cannot be used, no controller is trusted.
+    /// Trusts the authorities of a bundle from now on. If the bundle is empty or invalid, no controller is trusted.
     pub(super) fn follow(&self, bundle: &[u8]) {
         let mut current = self.0.current.write();
         if current.bundle == bundle {
@@ -111,7 +111,7 @@ impl ControllerTrust {
         });
     }
 
-    /// Returns how the next handshake is made; `None` if no controller is trusted.
+    /// Returns the TLS configuration of the next handshake; `None` if no controller is trusted.
     pub(super) fn config(&self) -> Option<Arc<ServerConfig>> {
         let current = self.0.current.read();
         current.config.clone()
@@ -133,7 +133,7 @@ impl ControllerTrust {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(vec![self.0.certificate.clone()], key)?;
-        // No resumption: each connection is verified by the authorities of its time.
+        // Resumption is disabled: each connection is verified by the authorities that are current at that time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Some(Arc::new(config)))

@@ -27,10 +27,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::streams::{StreamKey, StreamSocket, Streams, socket};
 use crate::guests::GuestDirectory;
 
-/// Maximum number of reports that are read at a time: libvirt passes on up to 8 MiB from a guest.
+/// Maximum number of concurrent reports, because libvirt passes on up to 8 MiB from a guest.
 const MAX_CONCURRENT_REPORTS: usize = 4;
 
-/// The handler of requests, with the resources that they need.
+/// Handler of requests, with the resources that requests need.
 pub(super) struct RequestHandler {
     guests: GuestDirectory,
     streams: Streams,
@@ -50,7 +50,7 @@ impl RequestHandler {
         }
     }
 
-    /// Serves a request. A stream that follows keeps `place`.
+    /// Serves a request. A stream that results from the request keeps the permit `place`.
     pub(super) async fn serve(
         &self,
         request: http::Request<Incoming>,
@@ -75,7 +75,7 @@ impl RequestHandler {
         }
     }
 
-    /// Reads a report about a guest. Guest agents may take long, so that only a few are read at a time.
+    /// Reads a report about a guest. Only a few reports are read concurrently, because guest agents may take long.
     async fn report(&self, uid: &str, report: GuestReport) -> Result<Response<Full<Bytes>>, NodeApiRefusal> {
         let seen = self.guests.seen(uid)?;
         is_here(&seen.instance, &self.node)?;
@@ -96,8 +96,8 @@ impl RequestHandler {
         for (command, reply) in commands.iter().zip(received) {
             match reply {
                 Ok(reply) => replies.add(command, &reply),
-                // The agent may not know the command. A report of one command then fails, because its list would
-                // wrongly be empty.
+                // The agent may not know the command. A report of a single command then fails, because its list would
+                // be empty, which is wrong.
                 Err(error) if commands.len() == 1 => return Err(failed(error)),
                 Err(_) => {}
             }
@@ -126,8 +126,8 @@ impl RequestHandler {
         Ok(response)
     }
 
-    /// Connects to the socket of a stream. What used the stream before is disconnected first: QEMU and the launcher serve a
-    /// single client.
+    /// Connects to the socket of a stream. The previous client of the stream is disconnected first, because QEMU and
+    /// the launcher serve a single client.
     async fn socket(&self, uid: &str, stream: GuestStream, preserve: bool) -> Result<StreamSocket, NodeApiRefusal> {
         let seen = self.guests.seen(uid)?;
         is_here(&seen.instance, &self.node)?;

@@ -1,4 +1,4 @@
-//! The streams that are open: one of each kind per guest.
+//! Open streams of the guests' consoles, at most one of each kind per guest.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,7 +22,7 @@ use tracing::{debug, info};
 /// Maximum number of streams of the node.
 const MAX_STREAMS: usize = 256;
 
-/// A stream of a guest.
+/// Identifier of a stream: the UID of the guest's VMI and the kind of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StreamKey {
     uid: String,
@@ -36,7 +36,7 @@ impl StreamKey {
     }
 }
 
-/// The open streams. Clones share one state.
+/// Open streams. Clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Streams {
     open: Arc<Mutex<HashMap<StreamKey, CancellationToken>>>,
@@ -44,12 +44,12 @@ pub(super) struct Streams {
     process: Process,
 }
 
-/// The right to carry a stream; given back when dropped.
+/// Permit to carry a stream. Dropping it releases the stream.
 #[derive(Debug)]
 pub(super) struct StreamPlace {
     streams: Streams,
     key: StreamKey,
-    /// Cancelled when another client takes the stream.
+    /// Token that is cancelled when another client takes the stream.
     replaced: CancellationToken,
 }
 
@@ -69,8 +69,8 @@ impl Streams {
         }
     }
 
-    /// Takes a stream. Its present client is disconnected, unless the new client requests to `preserve` that
-    /// connection.
+    /// Takes a stream. The current client of the stream is disconnected, unless the new client requests to `preserve`
+    /// its connection.
     ///
     /// # Errors
     /// If the stream is in use and must be preserved, or if there are too many streams.
@@ -101,8 +101,9 @@ impl Streams {
         })
     }
 
-    /// Carries a stream once the connection is upgraded, until either side ends, another client takes it, or the process
-    /// stops.
+    /// Carries a stream after the connection was upgraded.
+    ///
+    /// The stream ends when either side ends, another client takes the stream, or the process stops.
     pub(super) fn carry(&self, upgrade: OnUpgrade, socket: StreamSocket, connection: Arc<OwnedSemaphorePermit>) {
         let stopping = self.process.stopping();
         self.process.spawn("stream of a guest", async move {
@@ -130,7 +131,7 @@ impl Streams {
 impl Drop for StreamPlace {
     fn drop(&mut self) {
         let mut open = self.streams.open.lock();
-        // A client that has taken the stream since keeps it.
+        // If another client has taken the stream in the meantime, its entry stays.
         if !self.replaced.is_cancelled() {
             open.remove(&self.key);
         }
@@ -138,8 +139,9 @@ impl Drop for StreamPlace {
     }
 }
 
-/// Copies in both directions until one side ends: neither a terminal nor a VNC client uses half a connection. Returns which
-/// side it was.
+/// Copies in both directions until one side ends, and returns which side has ended.
+///
+/// Both directions end together, because neither a terminal nor a VNC client uses half a connection.
 async fn relay(client: impl AsyncRead + AsyncWrite, guest: UnixStream) -> &'static str {
     let (mut from_client, mut to_client) = split(client);
     let (mut from_guest, mut to_guest) = guest.into_split();
@@ -149,7 +151,7 @@ async fn relay(client: impl AsyncRead + AsyncWrite, guest: UnixStream) -> &'stat
     }
 }
 
-/// Returns the socket of a stream, below the run folder of a pod.
+/// Returns the path of a stream's socket, relative to the run folder of a pod.
 pub(super) fn socket(stream: GuestStream) -> &'static str {
     match stream {
         GuestStream::Console => CONSOLE_CLIENT_SOCKET,

@@ -1,4 +1,4 @@
-//! The port over real TLS, with a guest's socket in a folder of the test.
+//! Tests of the port over real TLS, with a guest's socket in a temporary folder.
 
 use std::{fs, sync::Arc};
 
@@ -27,7 +27,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::*;
 use crate::guests::{Host, VmiState};
 
-/// An authority of controllers.
+/// Certificate authority of controllers.
 struct Authority {
     bundle: Vec<u8>,
     issuer: Issuer<'static, KeyPair>,
@@ -151,7 +151,7 @@ impl Setup {
         self.endpoint.certificate_fingerprint.parse().unwrap()
     }
 
-    /// Sends a request; returns the code, the body, and the connection.
+    /// Sends a request. Returns the status code, the body, and the connection.
     async fn send(&self, method: &str, path: &str) -> (u16, String, TlsStream<TcpStream>) {
         let mut stream = self.connect(self.authority.client(self.fingerprint())).await.unwrap();
         let head = format!(
@@ -249,11 +249,11 @@ async fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     let (code, body, _) = setup.send("GET", &vnc).await;
     let refusal: NodeApiRefusal = serde_json::from_str(&body).unwrap();
     assert_eq!((code, refusal.reason), (500, RefusalReason::Failed), "{body}");
-    // The failure has given the stream back.
+    // The failure has released the stream.
     assert_eq!(setup.refusal("GET", &vnc).await, (500, RefusalReason::Failed));
     let other = NodeApiRequest::Stream("0-2", GuestStream::Console, false).path();
     assert_eq!(setup.refusal("GET", &other).await, (404, RefusalReason::NotHere));
-    // The directory's receiver is gone, as when its task has ended.
+    // The receiver of the directory's requests was dropped, as when the guest's task has ended.
     let pause = NodeApiRequest::Command("0-1", GuestCommand::Pause).path();
     assert_eq!(setup.refusal("PUT", &pause).await, (404, RefusalReason::NotHere));
     setup.seen.send_replace(seen_on("there"));

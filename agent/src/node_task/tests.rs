@@ -1,4 +1,4 @@
-//! The node's state against a fake API server: what becomes of each write.
+//! Tests of the node's task with a fake API server: the handling of each write's result.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -18,14 +18,14 @@ mod failing_writes;
 const NODE: &str = "/api/v1/nodes/n";
 const HYPERVISORS: &str = "/apis/drydock.dev/v1alpha1/hypervisors";
 
-/// A task that acts for node `n`, and the API server that its requests reach.
+/// A task that acts for node `n`, and the API server that receives its requests.
 struct Fixture {
     task: NodeTask,
     server: ApiServer,
     deleted_node: watch::Receiver<Option<clock::Instant>>,
-    /// The host's folders.
+    /// Folders of the host.
     _folders: TempDir,
-    // Ends their connections when it is dropped.
+    // Values that end their connections when they are dropped.
     _others: [ApiServer; 2],
 }
 
@@ -36,12 +36,12 @@ fn node() -> PartialObjectMeta<Node> {
     .unwrap()
 }
 
-/// The Hypervisor as created.
+/// Returns the Hypervisor after its creation.
 fn hypervisor() -> Hypervisor {
     serde_json::from_value(json!({"metadata": {"name": "n", "uid": "h", "resourceVersion": "1"}, "spec": {}})).unwrap()
 }
 
-/// Returns the settings of an agent whose host is in `folder`.
+/// Returns the command line of an agent whose host folders are in `folder`.
 fn settings(folder: &Path) -> Arc<AgentRunArgs> {
     let (state, kubelet) = (folder.join("state"), folder.join("kubelet"));
     let flags = [
@@ -93,14 +93,14 @@ async fn fixture(node: Option<PartialObjectMeta<Node>>) -> Fixture {
     }
 }
 
-/// A function that serves a request.
+/// Function that serves a request.
 type Service = Box<dyn FnOnce(ReceivedRequest)>;
 
 fn refuse(code: u16, reason: &'static str) -> Service {
     Box::new(move |request| request.refuse(code, reason))
 }
 
-/// Responds with the object of the request, at this version.
+/// Responds with the requested object, which gets this version.
 fn accept(version: &'static str) -> Service {
     Box::new(move |request| {
         let mut stored = request.body.clone();
@@ -114,7 +114,7 @@ fn accept(version: &'static str) -> Service {
     })
 }
 
-/// Responds with the Node and its labels as patched.
+/// Responds with the Node and the patched labels.
 fn label() -> Service {
     Box::new(|request| {
         let mut stored = serde_json::to_value(node()).unwrap();
@@ -124,7 +124,7 @@ fn label() -> Service {
     })
 }
 
-/// As [`label`], and returns the labels of the patch.
+/// Responds like [`label`], and stores the labels of the patch in the returned cell.
 fn captured() -> (Rc<RefCell<Value>>, Service) {
     let labels = Rc::new(RefCell::new(Value::Null));
     let patched = Rc::clone(&labels);
@@ -135,7 +135,7 @@ fn captured() -> (Rc<RefCell<Value>>, Service) {
     (labels, Box::new(serve))
 }
 
-/// Responds with a list of this many Nodes.
+/// Responds with a list of `count` Nodes.
 fn list(count: usize) -> Service {
     Box::new(move |request| {
         let items = vec![serde_json::to_value(node()).unwrap(); count];
@@ -145,25 +145,25 @@ fn list(count: usize) -> Service {
     })
 }
 
-/// Responds to the count of Hypervisors.
+/// Responds to the request that counts the Hypervisors.
 fn count() -> Service {
     list(1)
 }
 
-/// Responds that there is an object of that name.
+/// Responds that an object with the name exists.
 fn refuse_existing() -> Service {
     refuse(409, "AlreadyExists")
 }
 
 impl Fixture {
-    /// Runs one round, whose requests are served in this order. Returns when the next is due, and the requests.
+    /// Runs one round, and serves its requests in this order. Returns the time of the next round, and the requests.
     async fn round(&mut self, services: Vec<Service>) -> (Option<Timestamp>, Vec<String>) {
         let Self { task, server, .. } = self;
         served(server, services, task.round(clock::now())).await
     }
 }
 
-/// Serves the requests of `work` in this order. Returns its result and the requests.
+/// Runs `work`, and serves its requests in this order. Returns the result and the requests.
 async fn served<T>(server: &mut ApiServer, services: Vec<Service>, work: impl Future<Output = T>) -> (T, Vec<String>) {
     let mut services = services.into_iter();
     let mut requested = Vec::new();
@@ -191,7 +191,7 @@ async fn new_node_gets_a_hypervisor_labels_and_status_once() {
         format!("GET {HYPERVISORS}"),
     ];
     assert_eq!(requested, expected);
-    // The watch of the Hypervisor shows its creation, and no watch shows more yet.
+    // The watch of the Hypervisor shows the creation. No watch shows later changes yet.
     fixture.task.caches = AgentCaches::filled("n", Some(node()), Some(hypervisor()));
     fixture.round(vec![]).await;
     assert!(fixture.server.is_left_alone_for(Duration::ZERO).await);
@@ -301,7 +301,7 @@ async fn configuration_change_waits_for_turn_on_monotonic_clock() {
     assert!(!before.is_empty());
     task.following.as_mut().unwrap().sources = before.clone();
     (task.hypervisors, task.place) = (200, 1.0);
-    // From now on only this clock advances.
+    // From now on, the clock advances only by `advance`.
     tokio::time::pause();
     for (passed, followed) in [(0, false), (999, false), (1, true)] {
         tokio::time::advance(Duration::from_millis(passed)).await;

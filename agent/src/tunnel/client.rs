@@ -1,4 +1,4 @@
-//! The agent's client of one tunnel.
+//! Client with which the agent calls one tunnel.
 
 use std::{collections::HashMap, io, path::Path, sync::Arc, time::Duration};
 
@@ -23,35 +23,35 @@ use super::local::{
 /// Timeout of a call. Calls take milliseconds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of calls that wait to be sent.
+/// Maximum number of calls in the queue to be sent.
 const WAITING: usize = 16;
 
-/// Why a call to a tunnel failed.
+/// Reason why a call to a tunnel failed.
 #[derive(Debug, Error)]
 pub(crate) enum TunnelError {
     /// Its process is gone, and all its sessions with it.
     #[error("the tunnel's process is gone")]
     Gone,
-    /// It refused the call.
+    /// The tunnel refused the call.
     #[error("{reason}: {message}")]
     Refused {
-        /// The reason in CamelCase.
+        /// Reason in CamelCase.
         reason: String,
-        /// The reason as a message for users.
+        /// Reason as a message for users.
         message: String,
     },
     /// It did not respond in time. Whether it has executed the call is unknown.
     #[error("the tunnel has not responded within {RESPONSE_TIMEOUT:?}")]
     Unresponsive,
-    /// It cannot be reached.
+    /// The tunnel cannot be reached.
     #[error("the tunnel cannot be reached")]
     Unreachable(#[source] io::Error),
-    /// Its response is not understood by this version.
+    /// This version cannot decode the tunnel's response.
     #[error("the tunnel's response cannot be decoded")]
     NotUnderstood,
 }
 
-/// A connection to one tunnel of this node; clones share it. It ends when the last clone is dropped.
+/// Connection to one tunnel of this node. Clones share the connection, which ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct TunnelClient {
     calls: mpsc::Sender<(TunnelCall, oneshot::Sender<CallResult>)>,
@@ -61,10 +61,10 @@ pub(crate) struct TunnelClient {
 }
 
 impl TunnelClient {
-    /// Connects to the tunnel that listens at `path`. Its sessions are known when this returns.
+    /// Connects to the tunnel that listens at `path`. The sessions of the tunnel are known when the call returns.
     ///
     /// # Errors
-    /// If there is no listener, or it does not follow the tunnel's protocol, or it does not respond in time.
+    /// If the tunnel does not listen, does not follow the protocol, or does not respond in time.
     pub(crate) async fn connect(path: &Path) -> Result<Self, TunnelError> {
         let connecting = async {
             let stream = UnixStream::connect(path).await.map_err(TunnelError::Unreachable)?;
@@ -91,13 +91,15 @@ impl TunnelClient {
         })
     }
 
-    /// Returns the states of all sessions of the tunnel's process, with later changes. The channel is closed when the
-    /// process is gone or no longer follows the protocol: then none of its sessions can be relied on.
+    /// Returns a receiver for the states of all sessions of the tunnel's process.
+    ///
+    /// The channel is closed when the process has ended or no longer follows the protocol. The last states are then no
+    /// longer reliable.
     pub(crate) fn sessions(&self) -> watch::Receiver<Vec<SessionState>> {
         self.sessions.clone()
     }
 
-    /// Creates a session, or returns the existing session with the same specification.
+    /// Creates a session, or returns the existing session if it has the same specification.
     ///
     /// # Errors
     /// `Draining` if the tunnel is about to end; `OtherSession` if the migration has a session for another role, pod
@@ -109,27 +111,28 @@ impl TunnelClient {
         }
     }
 
-    /// Sets the other side of a session. From then on the session carries streams.
+    /// Sets the other side of a session. The session carries streams from then on.
     ///
     /// # Errors
-    /// `NoSession`; `OtherPeer` if it was paired with another; `BadPeer` if the fingerprint or the address is
-    /// invalid.
+    /// `NoSession`; `OtherPeer` if the session is paired with another peer; `BadPeer` if the fingerprint or the address
+    /// is invalid.
     pub(crate) async fn pair(&self, migration: &str, peer: TunnelPeer) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
         self.done(TunnelCall::Pair { migration, peer }).await
     }
 
-    /// Sets whether the guest stays paused at the target. The last value before the release counts. Only for a
-    /// source.
+    /// Sets whether the guest stays paused at the target. Only a source accepts this call.
+    ///
+    /// The last value before the release counts.
     ///
     /// # Errors
-    /// `NoSession`; `NotSource`; `AlreadyReleased` if the opposite has already been sent to the target.
+    /// `NoSession`; `NotSource`; `AlreadyReleased` if the opposite value has already been sent to the target.
     pub(crate) async fn keep_paused(&self, migration: &str, keep_paused: bool) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
         self.done(TunnelCall::KeepPaused { migration, keep_paused }).await
     }
 
-    /// Releases the guest, with a proof that the tunnel cannot find by itself. Only for a source.
+    /// Releases the guest with a proof that the tunnel cannot find by itself. Only a source accepts this call.
     ///
     /// # Errors
     /// `NoSession`; `NotSource`.
@@ -138,7 +141,7 @@ impl TunnelClient {
         self.done(TunnelCall::Release { migration, proof }).await
     }
 
-    /// Ends a session and its streams, and removes it. A missing session is no error.
+    /// Ends a session and its streams, and removes the session. It is no error if the session does not exist.
     ///
     /// # Errors
     /// If the call to the tunnel fails.
@@ -170,7 +173,7 @@ impl TunnelClient {
 
 type ClientLines = Framed<UnixStream, LinesCodec>;
 
-/// Sends calls, and receives responses and sessions, until the tunnel is gone.
+/// Sends calls, and receives responses and sessions, until the tunnel closes the connection.
 async fn converse(
     mut lines: ClientLines,
     mut calls: mpsc::Receiver<(TunnelCall, oneshot::Sender<CallResult>)>,
@@ -199,7 +202,7 @@ async fn converse(
                     }
                     Err(error) => {
                         warn!(error = %chain(&error), "a tunnel sent a message that cannot be decoded");
-                        // The known states of its sessions are out of date.
+                        // The last known states of the tunnel's sessions are outdated.
                         if lists_sessions(&line) {
                             return;
                         }
@@ -215,7 +218,7 @@ async fn converse(
     }
 }
 
-/// Returns whether a line that is not understood concerns the tunnel's sessions, or is no JSON at all.
+/// Returns whether a line that cannot be decoded lists the tunnel's sessions, or is not JSON.
 fn lists_sessions(line: &str) -> bool {
     serde_json::from_str(line).map_or(true, |line_value: Value| line_value.get("sessions").is_some())
 }

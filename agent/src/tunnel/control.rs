@@ -1,4 +1,4 @@
-//! The control channel of a migration, on which the two tunnels hand the guest over.
+//! The control channel of a migration, over which the two tunnels hand the guest over.
 //!
 //! ```text
 //!  source ── {"ping":{"version":2}} ──▶ target    at once, and then every 5 s
@@ -9,11 +9,11 @@
 //!         ◀── {"notUnderstood":{"word":"release"}} ──▶    the last line with this key was ignored
 //! ```
 //!
-//! Both sides send their protocol version, so that a later version knows what an earlier one understands. A line that
-//! is not understood gets a `notUnderstood` in response, and nothing is concluded from it.
+//! Both sides send their protocol version, so that a later version knows what an earlier version understands. A side
+//! responds with `notUnderstood` to a line that it cannot decode, and concludes nothing from that line.
 //!
-//! One JSON object per line. The source redials as long as its session lives, and sends again what was not
-//! acknowledged. At the target, a newer channel replaces the older one.
+//! Each line is one JSON object. The source dials again as long as its session exists, and repeats unacknowledged
+//! messages. At the target, a newer channel replaces the older one.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -39,11 +39,11 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 const PEER_TIMEOUT: Duration = Duration::from_secs(16);
 /// Timeout for sending the last message.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Version of this protocol. Version 1 had no version in its lines, and no response to lines that are not understood.
+/// Version of this protocol. In version 1, lines had no version, and lines that were not understood had no response.
 const VERSION: u16 = 2;
 /// Maximum length, in characters, of an unknown key that is returned in `notUnderstood`.
 const MAX_KEY_LENGTH: usize = 40;
-/// Reason why a session ended: the other side has closed it.
+/// Reason for the end of a session that the other side has closed.
 pub(super) const PEER_CLOSED: &str = "PeerClosed";
 
 /// A message from one tunnel to the other.
@@ -56,7 +56,7 @@ pub(super) enum Message {
         #[serde(default = "first_version")]
         version: u16,
     },
-    /// Response of the target.
+    /// Response of the target to a ping.
     Pong {
         /// Protocol version of the target.
         #[serde(default = "first_version")]
@@ -64,22 +64,22 @@ pub(super) enum Message {
     },
     /// The source releases the guest to the target.
     Release(GuestRelease),
-    /// The target has taken the guest over, in this way.
+    /// The target has taken the guest over, with this result.
     TakenOver(TakenOver),
-    /// The session is over on the sending side.
+    /// The session has ended on the sending side.
     Closed {},
-    /// The last line with this key was ignored.
+    /// The receiver ignored the last line with this key.
     NotUnderstood {
-        /// The first key of that line.
+        /// First key of the ignored line.
         #[serde(rename = "word")]
         key: String,
     },
-    /// A message of a later version: its first key.
+    /// A message of a later version, with its first key.
     #[serde(skip)]
     Unknown(String),
 }
 
-/// Returns the version of a side that sends none.
+/// Returns the version of a side that sends no version.
 fn first_version() -> u16 {
     1
 }
@@ -95,19 +95,19 @@ impl Message {
     }
 }
 
-/// Why a channel ended.
+/// Reason why a channel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChannelEnd {
-    /// It broke; there may be another.
+    /// The channel broke. Another channel may follow.
     Broken,
-    /// The session is over, here or there.
+    /// The session has ended on this side or on the other side, or a newer channel has replaced this one.
     Over,
 }
 
 struct ControlChannel<S> {
     lines: Framed<S, LinesCodec>,
     last_received: Instant,
-    /// Whether a line of the other side that was not understood has been logged.
+    /// Whether a line that was not understood has already been logged for this channel.
     warned: bool,
 }
 
@@ -120,7 +120,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ControlChannel<S> {
         }
     }
 
-    /// Receives the next message; `None` at the end. Cancel safe: no message is lost if the future is dropped.
+    /// Receives the next message; `None` if the channel has ended. Cancel safe: no message is lost if the future is
+    /// dropped.
     async fn receive(&mut self) -> Result<Option<Message>, LinesCodecError> {
         let Some(line) = self.lines.next().await.transpose()? else {
             return Ok(None);
@@ -129,7 +130,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ControlChannel<S> {
         Ok(Some(Message::of_line(&line)))
     }
 
-    /// Responds that a line with this key was ignored. Logs the first one of each channel.
+    /// Responds that a line with this key was ignored. Logs only the first ignored line of each channel.
     async fn not_understood(&mut self, session: &TunnelSession, key: String) -> Result<(), LinesCodecError> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
@@ -146,7 +147,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ControlChannel<S> {
         sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// Notifies the other side that the session is over here, if it still reads.
+    /// Notifies the other side, if it still reads, that the session has ended on this side.
     async fn close(&mut self) {
         let closing = async {
             self.send(Message::Closed {}).await?;
@@ -174,8 +175,10 @@ pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(
     conclude(session, left, &mut channel, was_connected).await
 }
 
-/// Describes how the channel broke, for users. A target that refuses this side does so only after the channel is
-/// open: in TLS 1.3, the client may send before the server has verified its certificate.
+/// Describes for users how the channel broke.
+///
+/// A target refuses this side only after the channel is open: in TLS 1.3, the client may send before the server has
+/// verified the client's certificate.
 fn broken(left: &Result<ChannelEnd, LinesCodecError>) -> Option<String> {
     match left {
         Ok(ChannelEnd::Over) => None,
@@ -189,7 +192,7 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
     channel: &mut ControlChannel<S>,
 ) -> Result<ChannelEnd, LinesCodecError> {
     let mut facts = session.facts();
-    // Only a response from the target shows that it accepts this side.
+    // Only a response from the target shows that the target accepts this side.
     channel.send(Message::Ping { version: VERSION }).await?;
     let mut tick = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut sent = None;
@@ -234,7 +237,7 @@ fn apply_target_message(session: &TunnelSession, message: &Message) {
             }
             Message::Pong { version } => {
                 facts.peer_version = Some(*version);
-                // The target may continue to refuse the release as not understood.
+                // The target may still be unable to understand the release.
                 if facts.trouble.as_deref() != Some(NOT_UNDERSTOOD_THERE) {
                     facts.trouble = None;
                 }
@@ -259,7 +262,7 @@ fn apply_target_message(session: &TunnelSession, message: &Message) {
 /// The problem of a source whose target is of an earlier version.
 const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel cannot decode the message: it is of another version";
 
-/// Runs the target's side of the protocol over one connection, until another connection replaces it.
+/// Runs the target's side of the protocol over one connection until another connection replaces it.
 pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<TunnelSession>, stream: S) {
     let mine = session.take_control();
     session.update(|facts| facts.connected = true);

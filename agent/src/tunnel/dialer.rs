@@ -1,4 +1,4 @@
-//! The source's side: listens in the pod, and dials the target for each connection and for the control channel.
+//! The source's side of a session. It listens in the pod, and dials the target for streams and for the control channel.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -30,9 +30,9 @@ use drydock_core::migration::hand_over::Proof;
 const DIAL_WITHIN: Duration = Duration::from_secs(10);
 /// Maximum time that a connection from the pod waits for the target.
 const REACH_WITHIN: Duration = Duration::from_secs(20);
-/// First pause before the target is dialled again. It doubles.
+/// First pause before the target is dialled again. The pause doubles with each attempt.
 const AGAIN: Duration = Duration::from_millis(50);
-/// Longest such pause.
+/// Maximum pause before the target is dialled again.
 const AGAIN_AT_MOST: Duration = Duration::from_secs(3);
 
 /// Carries connections to the session's sockets to the target at `address`, until the session is closed.
@@ -89,7 +89,8 @@ impl DialTarget {
         dialled.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// Like [`dial`](Self::dial), but retries for a while. The connection in the pod waits meanwhile.
+    /// Dials like [`dial`](Self::dial), but retries for a limited time. The connection in the pod waits in the
+    /// meantime.
     async fn reach(&self, migration: &str, stream: StreamContent) -> io::Result<TlsStream<TcpStream>> {
         let until = Instant::now() + REACH_WITHIN;
         let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
@@ -178,7 +179,7 @@ async fn carry(session: &Arc<TunnelSession>, stream: StreamContent, connection: 
     }
 }
 
-/// Records what the libvirt connection proves.
+/// Records the proofs from the libvirt connection in the session.
 struct LibvirtProof<'a>(&'a TunnelSession);
 
 impl Proving for LibvirtProof<'_> {
@@ -210,7 +211,7 @@ impl Proving for LibvirtProof<'_> {
     }
 }
 
-/// Keeps a control channel to the target open while the session lives on both sides.
+/// Keeps a control channel to the target open while the session exists on both sides.
 async fn keep_control(session: &Arc<TunnelSession>, target: &DialTarget) {
     let migration = session.spec.migration.as_str();
     let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);

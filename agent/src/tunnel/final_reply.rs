@@ -1,12 +1,12 @@
-//! Finds, in the traffic between two libvirts, the reply after which the source never resumes.
+//! Finds the reply in the traffic between two libvirts after which the source never resumes its guest.
 //!
 //! ```text
 //!  source's libvirtd ── call 306 or 217, serial n, cancelled = 0 ──▶ target's libvirtd
 //!                    ◀── reply, serial n, status 0 ─────────────────
 //! ```
 //!
-//! It only observes, and never fails, whatever the data is. Data that is not libvirt's protocol proves nothing, and
-//! neither does any data after it.
+//! The observation changes no data and cannot fail, whatever the data is. Data that does not follow libvirt's protocol
+//! proves nothing, and neither does any data after it.
 
 use drydock_host::rpc::{CALL, FrameParser, Header, OK, REPLY, StreamPart};
 
@@ -19,7 +19,7 @@ pub(super) const LAST_CALLS: [u32; 2] = [306, 217];
 pub(super) struct FinalReply {
     calls: FrameSplitter,
     replies: FrameSplitter,
-    /// Procedure and serial of the last call, if the call declares that the migration was not cancelled.
+    /// Procedure and serial of the last call, if the call states that the migration was not cancelled.
     awaited: Option<(u32, u32)>,
     came: bool,
 }
@@ -30,14 +30,14 @@ impl FinalReply {
         let awaited = &mut self.awaited;
         self.calls.feed(bytes, |header, last| {
             if header.is_remote() && header.kind == CALL && LAST_CALLS.contains(&header.procedure) {
-                // A later call replaces an earlier one.
+                // A later call replaces an earlier call.
                 *awaited = (last == Some(0)).then_some((header.procedure, header.serial));
             }
         });
     }
 
-    /// Observes data that is about to be forwarded to the source's libvirtd. Returns whether the whole reply has been
-    /// seen, now or before.
+    /// Observes data that is about to be forwarded to the source's libvirtd. Returns whether the complete reply has
+    /// been observed so far.
     pub(super) fn replied(&mut self, bytes: &[u8]) -> bool {
         let (awaited, came) = (self.awaited, &mut self.came);
         self.replies.feed(bytes, |header, _| {
@@ -48,13 +48,13 @@ impl FinalReply {
     }
 }
 
-/// Splits one direction into frames. Holds no more of a frame than its header and its last 4 bytes.
+/// Splits the data of one direction into frames. It stores only the header of a frame and the last 4 bytes of its body.
 #[derive(Debug, Default)]
 struct FrameSplitter {
     parser: FrameParser,
     /// Header of the current frame.
     header: Option<Header>,
-    /// Number of body bytes seen so far, at most 4.
+    /// Number of body bytes received so far, at most 4.
     seen: usize,
     last: [u8; 4],
 }
@@ -63,7 +63,7 @@ impl FrameSplitter {
     /// Feeds the next bytes, in pieces of any size. Calls `complete` for each complete frame, with the last 4 bytes
     /// of its body.
     fn feed(&mut self, mut bytes: &[u8], mut complete: impl FnMut(Header, Option<u32>)) {
-        // After an invalid length there are no more frames, so nothing can be proven any more.
+        // No frames can follow an invalid length, so nothing can be proven any more.
         while let Ok(Some(part)) = self.parser.next(&mut bytes) {
             match part {
                 StreamPart::Header(header) => (self.header, self.seen) = (Some(header), 0),

@@ -1,5 +1,7 @@
-//! Access to guests through their libvirt: an arriving guest is observed and resumed; for a leaving guest, the only
-//! query is whether it was switched to post-copy.
+//! Access of the tunnel to guests through their libvirt.
+//!
+//! The tunnel observes and resumes an arriving guest. For a leaving guest, it only queries whether the guest was
+//! switched to post-copy.
 
 use std::{fmt, time::Duration};
 
@@ -15,27 +17,27 @@ use tracing::{info, warn};
 
 use super::last_call::GuestLeft;
 
-/// First pause before retrying a call that libvirt refused. It doubles.
+/// First pause before a call that libvirt refused is retried. The pause doubles with each attempt.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);
-/// Longest such pause.
+/// Maximum pause before a call that libvirt refused is retried.
 pub(super) const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Access to guests.
 pub(super) trait GuestAccess: fmt::Debug + Send + Sync {
-    /// Returns the guest of this domain that arrives in this pod's folder.
+    /// Returns the arriving guest of this domain in this pod's folder.
     fn incoming(&self, folder: &PodFolder, domain: &str) -> Box<dyn IncomingGuest>;
     /// Returns the state of the leaving guest of this domain.
     fn leaving<'a>(&'a self, folder: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft>;
 }
 
-/// One guest that arrives or is going to arrive.
+/// A guest that arrives, or that has not started to arrive yet.
 pub(super) trait IncomingGuest: Send {
-    /// Returns the guest's state as libvirt reports it. Waits until libvirt can be called.
+    /// Returns the state of the guest as libvirt reports it. Waits until libvirt can be called.
     fn state(&mut self) -> BoxFuture<'_, GuestHere>;
-    /// Waits until something may have changed since the last call of `state`. Cancel safe: no change is lost if it is
-    /// dropped.
+    /// Waits until the state may have changed since the last call of `state`. Cancel safe: no change is lost if the
+    /// future is dropped.
     fn changed(&mut self) -> BoxFuture<'_, ()>;
-    /// Resumes the guest. After an error it is unknown whether it was resumed.
+    /// Resumes the guest. After an error, it is unknown whether the guest was resumed.
     fn resume(&mut self) -> BoxFuture<'_, Result<(), String>>;
 }
 
@@ -70,8 +72,9 @@ impl GuestAccess for LibvirtGuests {
     }
 }
 
-/// Interprets a state of the source's domain for a guest that leaves. libvirt never resumes a guest that is paused
-/// for post-copy, whatever fails, and rejects requests to do so.
+/// Interprets a state of the source's domain for a leaving guest.
+///
+/// libvirt never resumes a guest that is paused for post-copy, whatever fails, and rejects requests to resume it.
 fn left_in(state: DomainState) -> GuestLeft {
     match state {
         DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed) => GuestLeft::Switched,
@@ -88,7 +91,7 @@ struct LibvirtGuest {
 }
 
 impl LibvirtGuest {
-    /// Returns the connection, after opening one if there is none.
+    /// Returns the connection, and opens it first if there is none.
     async fn connected(&mut self) -> &mut (DomainHandle, DomainEvents) {
         loop {
             if self.connection.is_some() {
@@ -109,7 +112,7 @@ impl LibvirtGuest {
         }
     }
 
-    /// Interprets the result of a query, and drops the connection if it did not respond.
+    /// Interprets the result of a query, and drops the connection if libvirt did not respond.
     fn seen(&mut self, result: Result<DomainState, CallError>) -> GuestHere {
         match result {
             Ok(state) => {
@@ -166,10 +169,12 @@ impl IncomingGuest for LibvirtGuest {
     }
 }
 
-/// Interprets a state of the target's domain for a guest whose migration leaves it paused (libvirt's
-/// `VIR_MIGRATE_PAUSED`): it is paused as migrating until it is complete, then as by a user. The state of shutting
-/// down reveals nothing: libvirt reports it for any domain whose QEMU is about to end. A guest has any other state
-/// only after it was resumed.
+/// Interprets a state of the target's domain for a guest that its migration leaves paused (libvirt's
+/// `VIR_MIGRATE_PAUSED`).
+///
+/// The guest is paused as starting up, as migrating or as in post-copy until it is complete, then as paused by a user.
+/// States that only occur after the guest was resumed show that it has run. The state of shutting down reveals nothing,
+/// because libvirt reports it for any domain whose QEMU is about to end. All other states are unknown too.
 fn of_state(state: DomainState) -> GuestHere {
     match state {
         DomainState::Paused(PausedReason::User) => GuestHere::Complete,

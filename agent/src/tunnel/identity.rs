@@ -1,9 +1,11 @@
-//! The identity of one side of a migration: a key that is generated for this migration only, and known to the other
-//! side by its certificate's fingerprint.
+//! Identity of one side of a migration.
 //!
-//! There is no certificate authority and nothing to renew. Each side accepts exactly one certificate, whatever its
-//! fields contain. The signature in the handshake, which rustls verifies, proves that the other side holds the key.
-//! Keys exist only in memory, and are dropped with the session.
+//! The identity is a key that is generated for this migration only. The other side knows it by the fingerprint of its
+//! certificate.
+//!
+//! There is no certificate authority and no renewal. Each side accepts exactly one certificate, whatever its fields
+//! contain. The signature in the handshake, which rustls verifies, proves that the other side has the key. Keys exist
+//! only in memory, and are dropped with the session.
 
 use std::sync::Arc;
 
@@ -23,9 +25,10 @@ pub(super) use drydock_runtime::pinned_tls::CertificateFingerprint;
 /// Suffix of sessions' server names: `<UID of the migration>.migration.drydock.dev`.
 const DOMAIN: &str = ".migration.drydock.dev";
 
-/// Protocols above TLS (ALPN, RFC 7301), in order of preference. The handshake selects the first of the target's
-/// protocols that the source offers too, and fails if there is none. A later version also offers this one, for as
-/// long as nodes of both versions are in a cluster.
+/// Protocols above TLS (ALPN, RFC 7301), in order of preference.
+///
+/// The handshake selects the first of the target's protocols that the source offers too, and fails if there is none. A
+/// later version must also offer this protocol as long as a cluster has nodes of both versions.
 const PROTOCOLS: [&[u8]; 1] = [b"drydock-migration/1"];
 
 /// Returns the server name by which a target's tunnel finds the session of a connection.
@@ -38,13 +41,13 @@ pub(super) fn migration_of(server_name: &str) -> Option<&str> {
     server_name.strip_suffix(DOMAIN)
 }
 
-/// Why an identity could not be created or used.
+/// Reason why an identity could not be created or used.
 #[derive(Debug, Error)]
 pub(super) enum SessionIdentityError {
     /// The key pair or its certificate could not be created.
     #[error("could not make a key pair and its certificate")]
     Certificate(#[from] rcgen::Error),
-    /// TLS could not be set up with it.
+    /// TLS could not be set up with the key pair and its certificate.
     #[error("could not set up TLS")]
     Tls(#[from] Error),
 }
@@ -87,7 +90,7 @@ impl SessionIdentity {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(pinned)
             .with_single_cert(vec![self.certificate.clone()], self.key())?;
-        // No resumption: each connection has to prove its identity.
+        // Resumption is disabled: each connection has to prove its identity.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;

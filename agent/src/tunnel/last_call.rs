@@ -1,4 +1,4 @@
-//! Ensures that the target resumes its guest only when the source cannot.
+//! Ensures that the target resumes its guest only when the source can no longer resume it.
 //!
 //! ```text
 //!  source's libvirtd ── a call of a migration ─────▶│ passes
@@ -10,16 +10,16 @@
 //!                                                   └─ not ──────────────────▶ the session ends
 //! ```
 //!
-//! libvirt rejects `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED` in a request to migrate a guest. But its
-//! last call decides whether the target resumes the guest, and for a guest that was paused when its migration began,
-//! libvirt itself sets both flags in that call. So a migration that may be switched to post-copy starts without
-//! `VIR_MIGRATE_PAUSED`, and the flag is added to its last call unless the guest was switched. A guest that was not
-//! switched arrives paused like all others, and is resumed by proof. A guest that was switched can never resume at
-//! its source, so no proof is needed.
+//! libvirt rejects `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED` in a request to migrate a guest. However,
+//! libvirt's last call decides whether the target resumes the guest. For a guest that was paused when its migration
+//! began, libvirt itself sets both flags in that call. Therefore a migration that may be switched to post-copy starts
+//! without `VIR_MIGRATE_PAUSED`, and this module adds the flag to the last call unless the guest was switched. A guest
+//! that was not switched arrives paused like all others, and is resumed by proof. A guest that was switched can never
+//! resume at its source, so it needs no proof.
 //!
-//! This fails closed. Data from a source's libvirtd is passed on only if it is known not to resume a guest: a later
-//! libvirt might have another last call, or other arguments for this one. A guest whose session ends stays at its
-//! source.
+//! This module fails closed. It forwards data from a source's libvirtd only if the data is known not to resume a guest:
+//! a later libvirt might use another last call, or other arguments for this call. A guest whose session ends stays at
+//! its source.
 
 use drydock_host::rpc::{CALL, FrameParser, HEADER, Header, InvalidLength, MESSAGE, StreamPart};
 use thiserror::Error;
@@ -30,13 +30,16 @@ mod arguments;
 
 /// Flag that makes the target leave the guest paused (`VIR_MIGRATE_PAUSED`).
 const PAUSED: u32 = 1 << 5;
-/// Maximum length of the body of a held last call, in bytes: libvirt's longest cookie (`REMOTE_MIGRATE_COOKIE_MAX`, 4
-/// MiB) and the same amount for the parameters.
+/// Maximum length of the body of a held last call in bytes.
+///
+/// The value is libvirt's longest cookie (`REMOTE_MIGRATE_COOKIE_MAX`, 4 MiB) plus the same amount for the parameters.
 const LONGEST_HELD: usize = 8 << 20;
 
-/// Calls by which a source's libvirtd opens and closes its connection, queries the other libvirtd, and prepares a
-/// migration (`enum remote_procedure` of `remote_protocol.x`). None of them starts or resumes a guest. The calls of
-/// libvirt 9.0 and 11.3 occur in recorded migrations; the others are the same queries in other versions.
+/// Calls of a source's libvirtd that never start or resume a guest.
+///
+/// With these calls, libvirtd opens and closes its connection, queries the other libvirtd, and prepares a migration
+/// (`enum remote_procedure` of `remote_protocol.x`). The calls of libvirt 9.0 and 11.3 occur in recorded migrations.
+/// The others are the same queries in other versions.
 const HARMLESS: [u32; 20] = [
     1,   // CONNECT_OPEN
     2,   // CONNECT_CLOSE
@@ -60,18 +63,18 @@ const HARMLESS: [u32; 20] = [
     361, // CONNECT_UNREGISTER_CLOSE_CALLBACK
 ];
 
-/// The state of the guest at the source.
+/// State of the guest at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GuestLeft {
-    /// It has been switched to post-copy: it can never resume here.
+    /// The guest has been switched to post-copy. It can never resume at the source.
     Switched,
-    /// It may resume here.
+    /// The guest may resume at the source.
     MayReturn,
-    /// Its libvirt does not respond.
+    /// The guest's libvirt does not respond.
     Unknown,
 }
 
-/// Why data from a source's libvirtd is not passed on: it may resume the guest at the target.
+/// Reason why data from a source's libvirtd is not forwarded: it may resume the guest at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum NotUnderstood {
     /// It is not divided into frames of libvirt's protocol.
@@ -80,29 +83,29 @@ pub(super) enum NotUnderstood {
     /// It belongs to a protocol other than the one for domains.
     #[error("the source's libvirt uses program {program:#x} in version {version}, which no migration needs")]
     Program {
-        /// The program.
+        /// Number of the program.
         program: u32,
-        /// Its version.
+        /// Version of the program.
         version: u32,
     },
     /// It is not a plain call.
     #[error("the source's libvirt sends a frame of type {kind}, where it sends calls (0)")]
     Kind {
-        /// The type of the frame.
+        /// Type of the frame.
         kind: u32,
     },
     /// It is a call that no known libvirt makes during a migration.
     #[error("the source's libvirt makes a call that no migration is known to need: procedure {procedure}")]
     Procedure {
-        /// The procedure.
+        /// Number of the procedure.
         procedure: u32,
     },
     /// It is a last call whose flags are not where they belong.
     #[error("the source's libvirt makes the last call {procedure} with unknown arguments, of {bytes} bytes")]
     Arguments {
-        /// The procedure.
+        /// Number of the procedure.
         procedure: u32,
-        /// Size of its arguments in bytes.
+        /// Size of the arguments in bytes.
         bytes: usize,
     },
 }
@@ -112,10 +115,12 @@ pub(super) enum NotUnderstood {
 pub(super) enum Piece {
     /// Data that resumes no guest.
     Other(Vec<u8>),
-    /// The call that would make the target resume the guest. It waits for a decision.
+    /// The call that would make the target resume the guest. The call waits for a decision.
     LetsGoOn(LastCall),
-    /// Data that may resume the guest. It is the last piece, and is forwarded only if the guest has been switched,
-    /// after [`LastCalls::pass_all`].
+    /// Data that may resume the guest.
+    ///
+    /// This data is the last piece, and is forwarded only if the guest has been switched, after
+    /// [`LastCalls::pass_all`].
     NotUnderstood(NotUnderstood, Vec<u8>),
 }
 
@@ -141,14 +146,15 @@ impl LastCall {
 /// The treatment of the current frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FrameCourse {
-    /// It is forwarded as it arrives.
+    /// The frame is forwarded as it arrives.
     Passes,
-    /// It is held until it is complete.
+    /// The frame is held until it is complete.
     IsHeld(Header),
 }
 
-/// Splits the data from a source's libvirtd so that its last call can be held. A frame that is incomplete when the
-/// connection ends is dropped, unless a part of it has been forwarded.
+/// Splits the data from a source's libvirtd so that the last call can be held.
+///
+/// A frame that is incomplete when the connection ends is dropped, unless a part of it has been forwarded.
 #[derive(Debug, Default)]
 pub(super) struct LastCalls {
     parser: FrameParser,
@@ -157,14 +163,15 @@ pub(super) struct LastCalls {
     held: Vec<u8>,
     /// Whether a last call has been received completely.
     seen: bool,
-    /// Why data is no longer forwarded, if so.
+    /// Reason why data is no longer forwarded; `None` while data is forwarded.
     refused: Option<NotUnderstood>,
     /// Whether all data is forwarded, because the guest has been switched.
     passes_all: bool,
 }
 
 impl LastCalls {
-    /// Feeds the next bytes, in pieces of any size. Bytes that are not complete are returned later.
+    /// Processes the next bytes, in pieces of any size. Bytes of an incomplete header or last call are returned by a
+    /// later call.
     pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Vec<Piece> {
         let mut pieces = Pieces::default();
         if self.passes_all {
@@ -179,7 +186,8 @@ impl LastCalls {
             let refused = match self.parser.next(&mut bytes) {
                 Ok(None) => break,
                 Ok(Some(part)) => self.part(part, &mut pieces),
-                // libvirtd at the target closes the connection on such a frame, however much of it arrives.
+                // The target's libvirtd closes the connection when it receives a frame with this length, however much
+                // of the frame arrives.
                 Err(error) => Err(NotUnderstood::Frame(error)),
             };
             if let Err(why) = refused {
@@ -193,12 +201,12 @@ impl LastCalls {
         pieces.0
     }
 
-    /// Forwards all data from now on. The caller is responsible for data that was not forwarded so far.
+    /// Forwards all data from now on. The caller must forward the data that was refused so far.
     pub(super) fn pass_all(&mut self) {
         self.passes_all = true;
     }
 
-    /// Returns whether a last call has been seen, whatever its content.
+    /// Returns whether a last call has been received completely, whatever its content.
     pub(super) fn has_seen_last_call(&self) -> bool {
         self.seen
     }
@@ -223,7 +231,7 @@ impl LastCalls {
                     bytes: header.body(),
                 })?;
                 let bytes = std::mem::take(&mut self.held);
-                // A call that is cancelled, or leaves the guest paused, resumes nothing.
+                // A call that is cancelled or leaves the guest paused does not resume the guest.
                 if decision.cancelled || decision.flags & PAUSED != 0 {
                     pieces.pass(&bytes);
                 } else {
@@ -240,7 +248,7 @@ impl LastCalls {
     }
 }
 
-/// Returns what happens to a frame with this header.
+/// Returns how a frame with this header is treated.
 fn course(header: &Header) -> Result<FrameCourse, NotUnderstood> {
     if header.is_keepalive() && header.kind == MESSAGE {
         return Ok(FrameCourse::Passes);

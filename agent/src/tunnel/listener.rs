@@ -1,4 +1,4 @@
-//! The port of a tunnel, which accepts the peers of its sessions and no other connections.
+//! Port of a tunnel. It accepts only connections from the peers of the tunnel's sessions.
 //!
 //! ```text
 //!  TCP ─▶ limits ─▶ name of the session ─▶ handshake with its peer's certificate ─▶ header ─▶ control, or
@@ -40,7 +40,7 @@ use super::{
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections that are not identified yet.
 const UNKNOWN: usize = 64;
-/// Maximum number of those from one address: a client that floods the port cannot lock out others.
+/// Maximum number of unidentified connections from one address, so that a flooding client cannot block other clients.
 const UNKNOWN_FROM_ONE: usize = 16;
 
 /// State of the port.
@@ -49,7 +49,7 @@ pub(super) struct PortState {
     sessions: TunnelSessions,
     process: Process,
     unknown: Arc<Semaphore>,
-    /// Number of connections that are not identified yet, by address.
+    /// Number of unidentified connections by address.
     by_address: Mutex<HashMap<IpAddr, usize>>,
     from_one: usize,
     log: RefusalLog,
@@ -70,7 +70,7 @@ impl PortState {
         }
     }
 
-    /// Returns the port with other limits.
+    /// Replaces the limits of the port.
     #[cfg(test)]
     pub(super) fn with_limits(mut self, unknown: usize, from_one: usize, handshake_timeout: Duration) -> Self {
         self.unknown = Arc::new(Semaphore::new(unknown));
@@ -113,7 +113,7 @@ impl PortState {
         });
     }
 
-    /// Reserves a place for a connection that is not identified yet, if there is one.
+    /// Reserves capacity for a connection that is not identified yet; `None` if a limit is reached.
     fn place(self: &Arc<Self>, from: IpAddr) -> Option<UnknownPlace> {
         let permit = Arc::clone(&self.unknown).try_acquire_owned().ok()?;
         let mut by_address = self.by_address.lock();
@@ -129,7 +129,7 @@ impl PortState {
         })
     }
 
-    /// Identifies the peer of a connection and the stream that it carries.
+    /// Identifies the peer of a connection and the content of its stream.
     async fn let_in(
         &self,
         connection: TcpStream,
@@ -147,7 +147,7 @@ impl PortState {
         let session = session
             .filter(|session| session.spec.role == Role::Target)
             .ok_or_else(unknown)?;
-        // A source dials as soon as it has published its fingerprint, which may reach this side's agent later.
+        // A source dials as soon as its fingerprint is published, which may reach this side's agent later.
         let Some((_, Paired::Source { tls })) = session.peer_when_known().await else {
             return Err(unknown());
         };
@@ -208,7 +208,7 @@ impl PortState {
     }
 }
 
-/// The place of a connection that is not identified yet; free again when dropped.
+/// Permit of a connection that is not identified yet. Dropping it releases the capacity.
 #[derive(Debug)]
 struct UnknownPlace {
     port: Arc<PortState>,
@@ -228,7 +228,7 @@ impl Drop for UnknownPlace {
     }
 }
 
-/// Returns why a handshake failed.
+/// Returns the refusal for an error of the handshake.
 fn refused_handshake(error: &io::Error) -> StreamRefusal {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {

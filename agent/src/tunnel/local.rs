@@ -6,11 +6,11 @@
 //!         ◀── {"answer":{"id":1,"result":{"prepared":{...}}}} ──
 //! ```
 //!
-//! One JSON object per line, over the unix socket of the tunnel's process, which only root can reach. Changes caused
-//! by a call are sent before its response. Agent and tunnel may have different versions during an update: unknown
-//! fields are ignored, and unknown values become [`Role::Unknown`] or [`ReplyProgress::Unknown`], from which nothing is
-//! concluded. A tunnel refuses calls that it does not know. `agent/testdata/a233b06` contains lines that
-//! earlier versions write.
+//! Each line is one JSON object. The lines are sent over the Unix socket of the tunnel's process, which only root can
+//! access. Changes that a call causes are sent before the response to the call. Agent and tunnel may have different
+//! versions during an update: unknown fields are ignored, and unknown values become [`Role::Unknown`] or
+//! [`ReplyProgress::Unknown`], from which nothing is concluded. A tunnel refuses calls that it does not know.
+//! `agent/testdata/a233b06` contains lines that earlier versions write.
 
 use drydock_core::migration::hand_over::Proof;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -19,10 +19,10 @@ use serde_json::Value;
 /// Maximum length of a line in bytes.
 pub(crate) const LINE: usize = 1024 * 1024;
 
-/// Reason of the end of a session: the source's libvirt has sent a call that this version does not know, and that might
-/// resume the guest at the target without proof.
+/// Reason for the end of a session whose source's libvirt sent unknown data.
 ///
-/// The session's state has it ([`SessionState::ended`]).
+/// The data, for example a call that this version does not know, might resume the guest at the target without proof.
+/// [`SessionState::ended`] contains the reason.
 pub(crate) const LIBVIRT_NOT_UNDERSTOOD: &str = "LibvirtCallUnsupported";
 
 /// The role of a session in a migration.
@@ -33,7 +33,7 @@ pub(crate) enum Role {
     Source,
     /// The guest arrives at this side.
     Target,
-    /// A role of a later version: the session is left alone.
+    /// A role of a later version. The session is left unchanged.
     #[serde(other)]
     Unknown,
 }
@@ -59,27 +59,28 @@ pub(crate) struct SessionSpec {
     pub(crate) role: Role,
     /// UID of the guest's pod on this node.
     pub(crate) pod_uid: String,
-    /// Name of its libvirt domain.
+    /// Name of the guest's libvirt domain.
     pub(crate) domain: String,
 }
 
-/// The data about a session that the other side needs.
+/// Data about a session that the other side needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Prepared {
-    /// SHA-256 of this side's certificate, in lower-case hexadecimal digits.
+    /// SHA-256 of the certificate of this side, in lower-case hexadecimal digits.
     pub(crate) fingerprint: String,
-    /// Address and port at which this tunnel listens. Unused if this side is the source, since a target never dials.
+    /// Address and port at which this tunnel listens. A target does not use the address of a source, because it never
+    /// dials.
     pub(crate) address: String,
 }
 
-/// The other side.
+/// The other side of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TunnelPeer {
-    /// SHA-256 of its certificate, in hexadecimal digits.
+    /// SHA-256 of the other side's certificate, in hexadecimal digits.
     pub(crate) fingerprint: String,
-    /// Address and port at which its tunnel listens. Required by a source, unused by a target.
+    /// Address and port at which the other side's tunnel listens. Required by a source, unused by a target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) address: Option<String>,
 }
@@ -88,12 +89,12 @@ pub(crate) struct TunnelPeer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum ReplyProgress {
-    /// It has not arrived.
+    /// The reply has not been forwarded completely.
     #[default]
     None,
-    /// It has been written completely to the source's libvirtd.
+    /// The reply has been written completely to the source's libvirtd.
     Forwarded,
-    /// The source's libvirtd has read all of it.
+    /// The source's libvirtd has read the complete reply.
     Consumed,
     /// A value of a later version, from which nothing is concluded.
     #[serde(other)]
@@ -118,40 +119,42 @@ pub(crate) struct SessionState {
     /// Whether the control channel to the other side is open and the other side has responded.
     #[serde(default)]
     pub(crate) connected: bool,
-    /// Protocol version of the other side's control channel, once it has sent a message.
+    /// Protocol version of the other side's control channel; `None` before its first message with a version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer_version: Option<u16>,
-    /// Bytes of the guest and of libvirt that were sent to the other side. Updated at most once per second.
+    /// Number of bytes of the guest and of libvirt that were sent to the other side. Updated at most once per second.
     #[serde(default)]
     pub(crate) sent: u64,
-    /// Bytes received from it. Updated at most once per second.
+    /// Number of bytes that were received from the other side. Updated at most once per second.
     #[serde(default)]
     pub(crate) received: u64,
-    /// Source: how far the last reply has come.
+    /// Source: progress of the last reply.
     #[serde(default)]
     pub(crate) reply: ReplyProgress,
-    /// Source: the proof with which the guest was released. Target: the proof with which it may be resumed.
+    /// Source: proof with which the guest was released. Target: proof with which the guest may be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) released: Option<Proof>,
-    /// Source: whether the target has confirmed that it took the guest over.
+    /// Source: whether the target has confirmed that it has taken over the guest.
     #[serde(default)]
     pub(crate) acknowledged: bool,
-    /// Target: whether it has resumed the guest, or left it paused as requested.
+    /// Target: whether the tunnel has resumed the guest, or left it paused as requested.
     #[serde(default)]
     pub(crate) resumed: bool,
-    /// The current problem, as a message for users. The session keeps trying.
+    /// Current problem as a message for users. The session continues to try.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) trouble: Option<String>,
-    /// Why the session carries nothing any more, in CamelCase. The session stays in the list until it is closed.
+    /// Reason in CamelCase why the session no longer carries streams. The session stays in the list until it is closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ended: Option<String>,
-    /// Source: whether the tunnel makes libvirt's last call leave the guest paused at the target, unless the guest
-    /// was switched to post-copy. Tunnels of earlier versions do not do this.
+    /// Source: whether the tunnel makes libvirt's last call leave the guest paused at the target.
+    ///
+    /// The exception is a guest that was switched to post-copy. Tunnels of earlier versions do not change the last
+    /// call.
     #[serde(default)]
     pub(crate) holds_last_call: bool,
 }
 
-/// A call to a tunnel. Each call may be repeated.
+/// A call to a tunnel. Each call can be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum TunnelCall {
@@ -173,12 +176,12 @@ pub(crate) enum TunnelCall {
         /// Whether the guest stays paused.
         keep_paused: bool,
     },
-    /// Source: releases the guest, because it can never resume here.
+    /// Source: releases the guest, because it can never resume at the source.
     #[serde(rename_all = "camelCase")]
     Release {
         /// UID of the migration.
         migration: String,
-        /// The proof of that.
+        /// Proof that the guest can never resume at the source.
         proof: Proof,
     },
     /// Ends a session and removes it.
@@ -189,10 +192,10 @@ pub(crate) enum TunnelCall {
     },
 }
 
-/// A line to the tunnel.
+/// A line from the agent to the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TunnelRequest {
-    /// ID to match the response to the request.
+    /// ID that links the response to the request.
     pub(crate) id: u64,
     /// The call to execute.
     pub(crate) call: TunnelCall,
@@ -204,13 +207,13 @@ pub(crate) struct TunnelRequest {
 pub(crate) enum CallResult {
     /// The session exists.
     Prepared(Prepared),
-    /// The call was executed, now or before.
+    /// The call was executed, now or earlier.
     Done {},
     /// The call was refused.
     Refused {
-        /// The reason in CamelCase.
+        /// Reason in CamelCase.
         reason: String,
-        /// The reason as a message for users.
+        /// Reason as a message for users.
         message: String,
     },
     /// A result of a later version.
@@ -218,7 +221,7 @@ pub(crate) enum CallResult {
     Unknown,
 }
 
-/// A line from the tunnel.
+/// A line from the tunnel to the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum ServerMessage {
@@ -229,14 +232,16 @@ pub(crate) enum ServerMessage {
     Response {
         /// ID of the call.
         id: u64,
-        /// Its result.
+        /// Result of the call.
         #[serde(deserialize_with = "call_result")]
         result: CallResult,
     },
 }
 
-/// Deserializes a result. An unknown one, of a tunnel of a later version, becomes [`CallResult::Unknown`], so that each
-/// caller gets a response.
+/// Deserializes the result of a call.
+///
+/// An unknown result, from a tunnel of a later version, becomes [`CallResult::Unknown`], so that each caller gets a
+/// response.
 fn call_result<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CallResult, D::Error> {
     let value = Value::deserialize(deserializer)?;
     Ok(serde_json::from_value(value).unwrap_or(CallResult::Unknown))

@@ -25,13 +25,13 @@ struct StreamKindLabel {
 pub(super) struct TunnelMetrics {
     /// Number of sessions.
     pub(super) sessions: Gauge<i64, AtomicI64>,
-    /// Bytes sent to other nodes.
+    /// Number of bytes sent to other nodes.
     pub(super) sent: Counter,
-    /// Bytes received from other nodes.
+    /// Number of bytes received from other nodes.
     pub(super) received: Counter,
-    /// Sessions that ended because a source's libvirt sent something unknown.
+    /// Number of sessions that ended because the source's libvirt sent unknown data.
     pub(super) not_understood: Counter,
-    /// Guests that left without an observed last call.
+    /// Number of guests that left without an observed last call.
     pub(super) missed: Counter,
     streams: Family<StreamKindLabel, Counter>,
     refusals: Family<ReasonLabel, Counter>,
@@ -84,7 +84,7 @@ impl TunnelMetrics {
         metrics
     }
 
-    /// Counts a connection that began.
+    /// Counts a stream that has started.
     pub(super) fn began(&self, stream: StreamContent) {
         self.streams
             .get_or_create(&StreamKindLabel { kind: stream.as_str() })
@@ -100,7 +100,7 @@ impl TunnelMetrics {
             .inc();
     }
 
-    /// Returns how often connections were refused for this reason.
+    /// Returns the number of connections that were refused for this reason.
     #[cfg(test)]
     pub(super) fn refusals(&self, refusal: StreamRefusal) -> u64 {
         self.refusals

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-/// Returns one of these lines in which up to `longest` bytes are replaced by nothing, by text, or by `nested`.
+/// Generates a mutation of one of these lines: a piece of fewer than `longest` bytes is replaced by nothing, text or
+/// `nested`.
 pub(super) fn mutated_line(
     lines: Vec<&'static str>,
     nested: Just<String>,

@@ -19,11 +19,13 @@ use crate::args::TunnelArgs;
 const COMPONENT: &str = "drydock-tunnel";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Maximum time for which sessions continue after the signal to stop. A guest that has half arrived is lost if its
-/// tunnel ends, so this is nearly as long as the pod's grace period (`terminationGracePeriodSeconds`).
+/// Maximum time for which sessions continue after the signal to stop.
+///
+/// A guest that has partly arrived is lost if its tunnel ends, so the time is nearly as long as the pod's grace period
+/// (`terminationGracePeriodSeconds`).
 const DRAIN: Duration = Duration::from_secs(24 * 3600 - 60);
 
-/// The port could not be opened.
+/// Error: the port for other tunnels could not be opened.
 #[derive(Debug, Error)]
 #[error("could not open the port for other tunnels {address}")]
 struct TunnelPortError {
@@ -31,7 +33,7 @@ struct TunnelPortError {
     source: std::io::Error,
 }
 
-/// Runs until it is signalled to stop and its last session has ended.
+/// Runs the tunnel until the process is signalled to stop and its last session has ended.
 pub(crate) fn run(args: TunnelArgs) -> ExitCode {
     let start = StartParameters {
         component: COMPONENT,

@@ -1,4 +1,4 @@
-//! The tunnel's server for agents of its node.
+//! Server of the tunnel for the agents of its node.
 
 use std::{
     fs, io,
@@ -25,7 +25,7 @@ use super::{
 /// Suffix of the names of tunnels' sockets.
 pub(super) const SUFFIX: &str = ".sock";
 
-/// The socket for agents could not be opened.
+/// Error: the socket for agents could not be opened.
 #[derive(Debug, Error)]
 #[error("could not listen at {}", path.display())]
 pub(crate) struct SocketError {
@@ -74,7 +74,7 @@ pub(super) fn serve(
     Ok(())
 }
 
-/// Creates the socket under another name first, so that a socket under the final name always has a listener.
+/// Creates the socket under a temporary name first, so that a socket with the final name always has a listener.
 fn listen(folder: &Path, pod_uid: &str, path: &Path) -> io::Result<UnixListener> {
     fs::create_dir_all(folder)?;
     let new = folder.join(format!(".{pod_uid}.new"));

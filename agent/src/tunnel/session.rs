@@ -1,4 +1,4 @@
-//! One side of one migration: its purpose, its state, and the number of bytes that it has carried.
+//! One side of a migration: its purpose, its state, and the number of carried bytes.
 
 use std::{
     net::SocketAddr,
@@ -25,8 +25,9 @@ use super::{
     stream_header::StreamContent,
 };
 
-/// Maximum number of memory connections of a session at a time, and of disk connections. QEMU opens one for the
-/// memory, and libvirt one for each disk.
+/// Maximum number of simultaneous memory connections of a session, and of disk connections.
+///
+/// QEMU opens one connection for the memory, and libvirt opens one for each disk.
 const PARALLEL: usize = 32;
 
 /// The part of a session's state that changes.
@@ -34,9 +35,9 @@ const PARALLEL: usize = 32;
 pub(super) struct SessionFacts {
     /// Whether the control channel is open and the other side has responded.
     pub(super) connected: bool,
-    /// Protocol version of the other side's control channel, once it has sent a message.
+    /// Protocol version of the other side's control channel; `None` before its first message with a version.
     pub(super) peer_version: Option<u16>,
-    /// Source: whether libvirt has made its last call.
+    /// Source: whether libvirt has sent its last call.
     pub(super) last_call: bool,
     /// Progress of the last reply.
     pub(super) reply: ReplyProgress,
@@ -46,19 +47,19 @@ pub(super) struct SessionFacts {
     pub(super) target: TargetSide,
     /// The current problem.
     pub(super) trouble: Option<String>,
-    /// Why the session carries nothing any more.
+    /// Reason why the session no longer carries streams.
     pub(super) ended: Option<&'static str>,
 }
 
 /// Notifications of changes, for the task that reports to the agents.
 #[derive(Debug, Default)]
 pub(super) struct SessionChanges {
-    /// A change to report at once.
+    /// Notification of a change that must be reported at once.
     pub(super) facts: Notify,
-    /// New byte counts, which can wait.
+    /// Notification of new byte counts, whose report can wait.
     pub(super) bytes: Notify,
     bytes_reported: AtomicBool,
-    /// Whether a guest has left whose last call this process has not seen.
+    /// Whether a guest has left without a last call that this process has observed.
     last_call_missed: AtomicBool,
 }
 
@@ -69,7 +70,7 @@ impl SessionChanges {
         }
     }
 
-    /// Marks the byte counts as reported: the next bytes notify again.
+    /// Marks the byte counts as reported. The next bytes notify again.
     pub(super) fn mark_reported(&self) {
         self.bytes_reported.store(false, Ordering::Relaxed);
     }
@@ -80,19 +81,19 @@ impl SessionChanges {
 pub(super) enum Paired {
     /// The target, which this side dials.
     Target {
-        /// Its address and port.
+        /// Address and port of the target.
         address: SocketAddr,
-        /// TLS configuration for dialling it.
+        /// TLS configuration for dialling the target.
         tls: Arc<ClientConfig>,
     },
     /// The source, which dials this side.
     Source {
-        /// TLS configuration for accepting it.
+        /// TLS configuration for accepting connections of the source.
         tls: Arc<ServerConfig>,
     },
 }
 
-/// Number of open streams of each limited kind.
+/// Number of open streams of each kind that has a limit.
 #[derive(Debug, Default)]
 struct OpenStreams {
     libvirt: AtomicUsize,
@@ -100,7 +101,7 @@ struct OpenStreams {
     disks: AtomicUsize,
 }
 
-/// An open stream, counted against the limit of its session until dropped.
+/// Permit of an open stream, which counts against the limit of its session until dropped.
 #[derive(Debug)]
 pub(super) struct StreamPermit {
     session: Arc<TunnelSession>,
@@ -115,28 +116,28 @@ impl Drop for StreamPermit {
     }
 }
 
-/// A session.
+/// One side of a migration in this tunnel.
 #[derive(Debug)]
 pub(super) struct TunnelSession {
     /// Migration, role, pod and domain of the session.
     pub(super) spec: SessionSpec,
-    /// The pod's folder.
+    /// Folder of the pod.
     pub(super) folder: PodFolder,
-    /// The identity of this side.
+    /// Identity of this side.
     pub(super) identity: SessionIdentity,
     /// Access to the guest.
     pub(super) guests: Arc<dyn GuestAccess>,
-    /// The metrics.
+    /// Metrics of the tunnel.
     pub(super) metrics: TunnelMetrics,
-    /// Cancelled when the session is closed.
+    /// Token that is cancelled when the session is closed or ended.
     pub(super) closed: CancellationToken,
-    /// A source's sockets in the pod, until a task takes them over.
+    /// Sockets of a source in the pod, until a task takes them over.
     pub(super) sockets: Mutex<Vec<(StreamContent, PodListener)>>,
     facts: watch::Sender<SessionFacts>,
     changes: Arc<SessionChanges>,
     peer: watch::Sender<Option<(CertificateFingerprint, Paired)>>,
     open: OpenStreams,
-    /// The current control channel: a newer one replaces it.
+    /// Token of the current control channel. A newer channel replaces it.
     control: Mutex<CancellationToken>,
     sent: AtomicU64,
     received: AtomicU64,
@@ -176,7 +177,7 @@ impl TunnelSession {
         }
     }
 
-    /// Returns the facts, with later changes.
+    /// Returns a receiver of the facts and their changes.
     pub(super) fn facts(&self) -> watch::Receiver<SessionFacts> {
         self.facts.subscribe()
     }
@@ -198,13 +199,13 @@ impl TunnelSession {
         }
     }
 
-    /// Records the proof that the guest continues elsewhere and can never resume here.
+    /// Records the proof that the guest continues on the target and can never resume at this source.
     pub(super) fn prove(&self, proof: Proof, more: impl FnOnce(&mut SessionFacts)) {
         self.update(|facts| {
             more(facts);
             facts.source.prove(proof);
         });
-        // Whatever is left of the guest here and however that ends, it is not a crash.
+        // The guest is not reported as crashed, whatever remains of it on this node and however that ends.
         if let Err(error) = self.folder.mark(MIGRATION_LEFT_FILE) {
             info!(
                 migration_uid = self.spec.migration,
@@ -214,7 +215,7 @@ impl TunnelSession {
         }
     }
 
-    /// Ends the session: nothing is carried any more, and the other side is notified.
+    /// Ends the session: no streams are carried any more, and the other side is notified.
     pub(super) fn end(&self, reason: &'static str, message: String) {
         warn!(
             migration_uid = self.spec.migration,
@@ -229,9 +230,11 @@ impl TunnelSession {
         self.closed.cancel();
     }
 
-    /// Checks a proof by libvirt's state that the guest has left. If this process has not seen the last call of that
-    /// migration, it does not understand this libvirt. From then on, no guest starts to migrate in a way that depends
-    /// on that call.
+    /// Checks whether libvirt's last call was observed, given a proof from libvirt's state that the guest has left.
+    ///
+    /// If this process has not observed the last call of that migration, it does not understand this libvirt. From then
+    /// on, the sessions of this process report that they do not hold the last call, so no migration that starts later
+    /// is switched to post-copy.
     pub(super) fn check_last_call(&self, proof: Proof) {
         let facts = self.facts.borrow().clone();
         if !is_missed(proof, &facts) {
@@ -252,7 +255,7 @@ impl TunnelSession {
         self.peer.borrow().clone()
     }
 
-    /// Waits for the peer and returns it; `None` if the session is closed before that.
+    /// Waits for the peer and returns it; `None` if the session is closed first.
     pub(super) async fn peer_when_known(&self) -> Option<(CertificateFingerprint, Paired)> {
         let mut peer = self.peer.subscribe();
         let known = peer.wait_for(Option::is_some);
@@ -274,7 +277,7 @@ impl TunnelSession {
         }
     }
 
-    /// Reserves a place for one more stream, if the limit allows it.
+    /// Reserves capacity for one more stream; `None` if the limit is reached.
     pub(super) fn place(self: &Arc<Self>, stream: StreamContent) -> Option<StreamPermit> {
         if let Some((open, most)) = self.places(stream) {
             let one_more = |count: usize| (count < most).then_some(count + 1);
@@ -287,7 +290,7 @@ impl TunnelSession {
         })
     }
 
-    /// Makes a new control channel the current one, and ends the previous one.
+    /// Registers a new control channel as the current one, and ends the previous one.
     pub(super) fn take_control(&self) -> CancellationToken {
         let mine = self.closed.child_token();
         std::mem::replace(&mut *self.control.lock(), mine.clone()).cancel();
@@ -308,7 +311,7 @@ impl TunnelSession {
         self.changes.more_bytes();
     }
 
-    /// Returns the state of the session, as agents receive it.
+    /// Returns the state of the session in the form that agents receive.
     pub(super) fn state(&self) -> SessionState {
         let facts = self.facts.borrow().clone();
         let SessionSpec {
@@ -342,8 +345,10 @@ impl TunnelSession {
     }
 }
 
-/// Returns whether a last call was missed: libvirt reports that the guest has left, but no last call was seen. A
-/// guest that was released before, with another proof, was switched to post-copy, or its libvirtd was lost.
+/// Returns whether a last call was missed: libvirt reports that the guest has left, but no last call was observed.
+///
+/// A guest that was released earlier with another proof does not count: it was switched to post-copy, or its libvirtd
+/// was lost.
 fn is_missed(proof: Proof, facts: &SessionFacts) -> bool {
     proof == Proof::SourceStopped && facts.source.proof().is_none() && !facts.last_call
 }

@@ -1,4 +1,4 @@
-//! All sessions of the process: created, paired and closed by agents' calls, and reported to agents.
+//! All sessions of the process. Agents' calls create, pair and close them, and their states are reported to agents.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -33,26 +33,26 @@ const BYTES_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// The settings and resources that all sessions of a process share.
 #[derive(Debug)]
 pub(super) struct Setting {
-    /// The kubelet's root.
+    /// Root folder of the kubelet.
     pub(super) kubelet: PathBuf,
     /// Address at which this tunnel listens.
     pub(super) address: SocketAddr,
-    /// User of processes in launcher pods.
+    /// UID of the processes in launcher pods.
     pub(super) owner: u32,
     /// Access to guests.
     pub(super) guests: Arc<dyn GuestAccess>,
-    /// The metrics.
+    /// Metrics of the tunnel.
     pub(super) metrics: TunnelMetrics,
 }
 
 impl Setting {
-    /// Returns the user of all launcher pods.
+    /// Returns the UID of the processes in all launcher pods.
     pub(super) fn launcher_user() -> u32 {
         u32::try_from(UID).unwrap_or_default()
     }
 }
 
-/// The table of sessions; clones share it.
+/// Table of sessions. Clones share the table.
 #[derive(Clone, Debug)]
 pub(super) struct TunnelSessions(Arc<SessionTable>);
 
@@ -63,12 +63,12 @@ struct SessionTable {
     table: Mutex<BTreeMap<String, Arc<TunnelSession>>>,
     changes: Arc<SessionChanges>,
     published: watch::Sender<Vec<SessionState>>,
-    /// Cancelled when the process is stopping and its last session has ended.
+    /// Token that is cancelled when the process is stopping and its last session has ended.
     drained: CancellationToken,
 }
 
 impl TunnelSessions {
-    /// Creates an empty table. Its changes are reported until the process has drained.
+    /// Creates an empty table. Changes are reported until the process has drained.
     pub(super) fn new(setting: Setting, process: &Process) -> Self {
         let sessions = Self(Arc::new(SessionTable {
             setting,
@@ -82,7 +82,7 @@ impl TunnelSessions {
         sessions
     }
 
-    /// Returns the states of the sessions, as agents receive them.
+    /// Returns a receiver for the states of the sessions, in the form that agents receive.
     pub(super) fn published(&self) -> watch::Receiver<Vec<SessionState>> {
         self.0.published.subscribe()
     }
@@ -164,7 +164,7 @@ impl TunnelSessions {
         Ok(prepared)
     }
 
-    /// Creates a source's sockets for libvirt and QEMU in its pod.
+    /// Creates the sockets of a source in its pod, for libvirt and QEMU.
     fn sockets(&self, folder: &PodFolder) -> Result<Vec<(StreamContent, PodListener)>, FolderError> {
         [
             (StreamContent::Libvirt, MIGRATION_LIBVIRT_SOCKET),
@@ -248,7 +248,7 @@ impl TunnelSessions {
         if let Some(session) = session {
             info!(migration_uid = migration, "session closed");
             session.closed.cancel();
-            // Removes at once the sockets that no task has taken over.
+            // Removes the sockets that no task has taken over at once.
             session.sockets.lock().clear();
             self.changed();
         }
@@ -274,7 +274,7 @@ impl TunnelSessions {
         self.0.changes.facts.notify_one();
     }
 
-    /// Updates the reported states. Returns whether that changed anything.
+    /// Updates the reported states. Returns whether any state has changed.
     pub(super) fn publish_states(&self) -> bool {
         self.0.changes.mark_reported();
         let states: Vec<SessionState> = self.0.table.lock().values().map(|session| session.state()).collect();
@@ -301,7 +301,7 @@ impl TunnelSessions {
                 () = stopping.cancelled(), if !self.0.drained.is_cancelled() && self.is_empty() => {
                     self.publish_states();
                     self.0.drained.cancel();
-                    // Sessions that the other side has closed end here too.
+                    // The tasks of sessions that have already ended, but were not closed by an agent, end too.
                     self.0.table.lock().values().for_each(|session| session.closed.cancel());
                     return;
                 }
@@ -309,14 +309,14 @@ impl TunnelSessions {
             more_bytes = false;
             bytes_at = Instant::now() + BYTES_REPORT_INTERVAL;
             self.publish_states();
-            // Returns the memory that the last session needed.
+            // Returns to the operating system the memory that the last session needed.
             if self.0.table.lock().is_empty() {
                 drydock_host::memory::trim();
             }
         }
     }
 
-    /// Returns whether no session carries anything any more.
+    /// Returns whether no session carries streams any more.
     fn is_empty(&self) -> bool {
         let table = self.0.table.lock();
         table.values().all(|session| session.facts().borrow().ended.is_some())

@@ -1,4 +1,4 @@
-//! The header that declares the purpose of a connection: the first bytes that the source sends after the handshake.
+//! The header that declares the content of a connection. The source sends it first after the handshake.
 
 use thiserror::Error;
 
@@ -17,11 +17,11 @@ pub(super) enum StreamContent {
     Libvirt,
     /// The guest's memory. The number distinguishes several connections in logs.
     Memory(u16),
-    /// The guest's disks; the number as for the memory.
+    /// The guest's disks. The number distinguishes several connections in logs.
     Disks(u16),
 }
 
-/// The bytes are not a header.
+/// Error: the first bytes are not a valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("what comes first is not the header of a stream")]
 pub(super) struct NoHeader;
@@ -53,7 +53,7 @@ impl StreamContent {
     /// Parses a header.
     ///
     /// # Errors
-    /// If it is not a valid header.
+    /// If the bytes are not a valid header.
     pub(super) fn of_header(header: [u8; BYTES]) -> Result<Self, NoHeader> {
         let [_, _, _, _, _, kind, high, low] = header;
         let number = u16::from_be_bytes([high, low]);

@@ -4,9 +4,9 @@
 //!  libvirt or QEMU ◀──unix──▶ │ 64 KiB each way │ ◀──TLS──▶ the other tunnel
 //! ```
 //!
-//! Data is read from one side only after the other side has taken what came before. The end of one direction is
-//! passed on, while the other direction continues. An end without a TLS `close_notify` is an error: the connection
-//! may have been cut.
+//! Data is read from one side only after the other side has taken all earlier data. The end of one direction is passed
+//! on, while the other direction continues. An end without a TLS `close_notify` is an error, because the connection may
+//! have been cut.
 
 use std::{
     io::{self, ErrorKind},
@@ -32,39 +32,43 @@ use super::{
     session::TunnelSession,
 };
 
-/// Buffer size of each direction in bytes. rustls holds the same amount again until TCP has taken it.
+/// Buffer size of each direction in bytes. rustls holds up to the same amount until TCP has taken it.
 const BUFFER: usize = 64 * 1024;
-/// Pause after a connection could not be accepted, for example because no file descriptor is left.
+/// Pause after the tunnel failed to accept a connection, for example because no file descriptor is left.
 pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// Keep-alive of a connection between tunnels. The number of probes is high because cutting a stream may cost a guest.
+/// Keep-alive of a connection between tunnels. The number of probes is high because cutting a stream can destroy a
+/// guest.
 const KEEP_ALIVE: KeepAlive = KeepAlive {
     idle: Duration::from_secs(60),
     interval: Duration::from_secs(15),
     probes: 12,
 };
 
-/// First interval for polling whether a reply has been read. It doubles. The kernel also wakes the waiting task;
-/// polling covers kernels that do not.
+/// First interval for polling whether a reply has been read. The interval doubles.
+///
+/// The kernel also wakes the waiting task. The polling covers kernels that do not.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Longest such interval.
+/// Maximum interval for polling whether a reply has been read.
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(256);
 
-/// First pause before retrying to query the guest's state from a source's libvirt that did not respond. It doubles.
+/// First pause before an unresponsive source's libvirt is queried again for the guest's state. The pause doubles.
 const QUERY_INTERVAL: Duration = Duration::from_millis(50);
-/// Longest such pause.
+/// Maximum pause before an unresponsive source's libvirt is queried again.
 const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Configures a connection between tunnels: without delay, as each side waits for responses, and with keep-alive,
-/// which detects a dead peer.
+/// Configures a connection between tunnels.
+///
+/// Sends without delay (`TCP_NODELAY`), because each side waits for responses. Enables keep-alive, which detects a dead
+/// peer.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the kernel refuses the options.
 pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     KEEP_ALIVE.set_up(stream)
 }
 
-/// Observes a source's libvirt connection to find the reply that is the proof.
+/// Observes the libvirt connection of a source to find the reply that is the proof.
 #[derive(Debug, Default)]
 pub(super) struct ReplyFollower {
     reply: Mutex<FinalReply>,
@@ -81,22 +85,24 @@ impl ReplyFollower {
     }
 }
 
-/// Receives what a source's libvirt connection reveals about the reply that is the proof.
+/// Handler for events on the libvirt connection of a source.
 pub(super) trait Proving: Sync {
-    /// The whole reply has been written to libvirtd.
+    /// Called when the complete reply has been written to libvirtd.
     fn forwarded(&self);
-    /// libvirtd has read the whole reply.
+    /// Called when libvirtd has read the complete reply.
     fn consumed(&self);
-    /// Returns the state of the guest here. Called when libvirtd is about to make the target resume the guest.
+    /// Returns the state of the guest at the source. Called when libvirtd is about to make the target resume the guest.
     fn guest(&self) -> BoxFuture<'_, GuestLeft>;
-    /// libvirtd has made its last call.
+    /// Called when libvirtd has sent its last call.
     fn last_call(&self);
-    /// libvirtd has sent something that might resume the guest at the target, although it may resume here too.
+    /// Called when libvirtd has sent data that might resume the guest at the target while the source may resume it too.
     fn refused(&self, why: NotUnderstood);
 }
 
-/// Carries a stream. With `proving`, the unix side is a source's libvirtd: `proving` is notified when libvirtd has
-/// read the reply that is the proof, and is queried before the target may resume the guest.
+/// Carries a stream between the Unix connection and the TLS connection.
+///
+/// With `proving`, the Unix side is a source's libvirtd. `proving` is notified when libvirtd has read the reply that is
+/// the proof, and is queried before the target may resume the guest.
 ///
 /// # Errors
 /// If either side fails or is cut.
@@ -186,8 +192,10 @@ async fn outward<S: AsyncWrite>(
     to_peer.shutdown().await
 }
 
-/// Returns whether the guest has been switched to post-copy. Retries until its libvirt responds, because a switched
-/// guest needs its session. Data of the guest waits meanwhile.
+/// Returns whether the guest has been switched to post-copy.
+///
+/// Retries until the guest's libvirt responds, because a switched guest needs its session. The data from libvirtd waits
+/// in the meantime.
 async fn is_in_post_copy(proving: &dyn Proving) -> bool {
     let mut pause = Backoff::new(QUERY_INTERVAL, MAX_QUERY_INTERVAL);
     loop {
@@ -223,7 +231,7 @@ async fn inward<S: AsyncRead>(
         }
     }
     match SockRef::from(unix).shutdown(Shutdown::Write) {
-        // The other side has closed already.
+        // The other side has already closed the connection.
         Err(error) if error.kind() == ErrorKind::NotConnected => Ok(()),
         ended => ended,
     }
@@ -241,12 +249,11 @@ async fn write(unix: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until everything that was written has been read. Returns `false` if the other side closed before that could
-/// be confirmed.
+/// Waits until all written data has been read. Returns `false` if the other side closed before this could be confirmed.
 async fn until_read(unix: &UnixStream) -> io::Result<bool> {
     let mut wait = POLL_INTERVAL;
     loop {
-        // Each piece that is read makes the socket writable again.
+        // The socket becomes writable again each time a piece is read.
         let reading = unix.async_io(Interest::WRITABLE, || match unread(unix.as_fd())? {
             UnreadData::Some => Err(ErrorKind::WouldBlock.into()),
             UnreadData::Nothing => Ok(true),

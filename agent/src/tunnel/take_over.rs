@@ -1,12 +1,12 @@
-//! The guest that arrives: waits for its release, and resumes it once it is complete.
+//! Takes over an arriving guest: waits for its release, and resumes it once it is complete.
 //!
 //! ```text
 //!  release over the control channel ─┐
 //!  libvirt's events ─────────────────┴▶ state ─▶ core's TargetSide::step ─▶ resume ─▶ acknowledged
 //! ```
 //!
-//! The connection to the pod's libvirt is opened when the session is paired. So a release is followed by only two
-//! short calls before the guest continues.
+//! The connection to the pod's libvirt is opened when the session is paired. After the release, only two short calls
+//! are therefore needed before the guest continues.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) fn start(session: &Arc<TunnelSession>, process: &Process) {
     process.spawn("guest that arrives", taking_over.instrument(span));
 }
 
-/// Waits for the release, resumes the guest, and returns when it has been taken over.
+/// Waits for the release, resumes the guest, and returns once the guest has been taken over.
 async fn take_over(session: &TunnelSession, mut guest: Box<dyn IncomingGuest>) {
     let mut facts = session.facts();
     let mut pause = Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL);
@@ -52,7 +52,7 @@ async fn take_over(session: &TunnelSession, mut guest: Box<dyn IncomingGuest>) {
             }
             HandOverStep::Resume => match guest.resume().await {
                 Ok(()) => taken_over(session, TakenOver::Resumed),
-                // The node's agent resumes it as well, and may be faster.
+                // The node's agent resumes the guest as well, and may be faster.
                 Err(_) if guest.state().await == GuestHere::HasRun => taken_over(session, TakenOver::Resumed),
                 Err(error) => {
                     warn!(
@@ -64,7 +64,7 @@ async fn take_over(session: &TunnelSession, mut guest: Box<dyn IncomingGuest>) {
                 }
             },
             HandOverStep::TakeOver(how) => taken_over(session, how),
-            // The task of the control channel does that.
+            // The task of the control channel sends the acknowledgement.
             HandOverStep::Acknowledge(_) => return,
         }
     }
@@ -78,7 +78,7 @@ fn taken_over(session: &TunnelSession, how: TakenOver) {
     });
 }
 
-/// Returns what a released guest waits for, as a message for users.
+/// Returns the reason why a released guest still waits, as a message for users.
 fn waits_for(guest: GuestHere) -> Option<&'static str> {
     match guest {
         GuestHere::Unknown => Some("whether the guest is complete is unknown"),

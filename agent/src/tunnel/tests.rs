@@ -1,4 +1,4 @@
-//! Two tunnels in one process, with pods made of temporary folders and with fake guests.
+//! Tests with two tunnels in one process, with temporary folders as pods and with fake guests.
 
 mod hand_over;
 mod local_api;

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::identity::SessionIdentityError;
 
-/// Why an agent's call is refused.
+/// Reason why an agent's call is refused.
 #[derive(Debug, Error)]
 pub(super) enum CallRefusal {
     /// The process is about to end.
@@ -19,10 +19,10 @@ pub(super) enum CallRefusal {
     /// The maximum number of sessions exists, which is more than a node can have migrating guests.
     #[error("there are {0} sessions already")]
     TooManySessions(usize),
-    /// Not a UID.
+    /// The value is not the UID of a migration.
     #[error("{0:?} is not the UID of a migration")]
     BadMigration(String),
-    /// Neither source nor target.
+    /// The role is neither source nor target.
     #[error("the role of the session is neither source nor target")]
     UnknownRole,
     /// The migration has a session with another specification.
@@ -37,10 +37,10 @@ pub(super) enum CallRefusal {
     /// The fingerprint or the address is invalid.
     #[error("{0}")]
     BadPeer(String),
-    /// The call is only for a source.
+    /// Only a source accepts the call.
     #[error("this side of migration {0} is not its source")]
     NotSource(String),
-    /// The hand-over does not allow it any more.
+    /// The hand-over no longer allows the call.
     #[error(transparent)]
     HandOver(#[from] HandOverRefusal),
     /// The sockets in the pod could not be created.
@@ -58,7 +58,7 @@ pub(super) enum CallRefusal {
 }
 
 impl CallRefusal {
-    /// Returns a stable reason.
+    /// Returns the stable name of the reason.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Draining => "Draining",
@@ -79,7 +79,7 @@ impl CallRefusal {
     }
 }
 
-/// Why a connection is refused.
+/// Reason why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub(super) enum StreamRefusal {
     /// Too many connections are not identified yet.
@@ -112,7 +112,7 @@ pub(super) enum StreamRefusal {
 }
 
 impl StreamRefusal {
-    /// All reasons, so that each is counted from the start.
+    /// All reasons, so that each reason is counted from the start.
     pub(super) const ALL: [Self; 9] = [
         Self::TooManyConnections,
         Self::TooSlow,
@@ -125,7 +125,7 @@ impl StreamRefusal {
         Self::NoProcessInPod,
     ];
 
-    /// Returns a stable reason.
+    /// Returns the stable name of the reason.
     pub(super) fn reason(self) -> &'static str {
         match self {
             Self::TooManyConnections => "TooManyConnections",
@@ -147,13 +147,14 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Limits the log lines about refused connections.
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
-    /// When each reason was last logged, and the number of refusals not logged since.
+    /// Time of the last log line for each reason, and the number of refusals that were not logged since then.
     last: Mutex<BTreeMap<StreamRefusal, (Instant, u64)>>,
 }
 
 impl RefusalLog {
-    /// Returns whether to log a refusal now; if so, the number of refusals of its kind that were not logged since the
-    /// last one.
+    /// Returns whether to log a refusal now.
+    ///
+    /// `Some` contains the number of refusals with the same reason that were not logged since the last log line.
     pub(super) fn admits(&self, refusal: StreamRefusal, now: Instant) -> Option<u64> {
         let mut last = self.last.lock();
         match last.get_mut(&refusal) {

@@ -1,5 +1,6 @@
-//! All tunnels of this node, as an agent sees them: that of its own pod, and those of older pods that still carry
-//! guests.
+//! All tunnels of this node, as an agent sees them.
+//!
+//! An agent uses the tunnel of the agent's own pod, and the tunnels of older pods that still carry guests.
 //!
 //! ```text
 //!  /var/lib/drydock/tunnels/<pod UID>.sock ─▶ TunnelClient ─▶ sessions ─┐
@@ -27,15 +28,15 @@ use super::{
 };
 use crate::folder_watch::FolderWatch;
 
-/// First pause before connecting to a tunnel is retried. It doubles.
+/// First pause before connecting to a tunnel is retried. The pause doubles with each attempt.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Longest such pause.
+/// Maximum pause before connecting to a tunnel is retried.
 const AGAIN_AT_MOST: Duration = Duration::from_secs(10);
 
 /// A session, and the tunnel that carries it.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownSession {
-    /// Its state, as reported by the tunnel.
+    /// State of the session, as reported by the tunnel.
     pub(crate) state: SessionState,
     /// Client of the tunnel.
     pub(crate) tunnel: TunnelClient,
@@ -46,14 +47,14 @@ pub(crate) struct KnownSession {
 pub(crate) struct KnownSessions {
     /// Sessions by the UID of the migration.
     pub(crate) sessions: BTreeMap<String, KnownSession>,
-    /// The tunnel of this agent's own pod, for new sessions, if there is a connection.
+    /// Tunnel of this agent's own pod, for new sessions; `None` while it is not connected.
     pub(crate) own: Option<TunnelClient>,
-    /// Whether every existing tunnel has reported its sessions. Only then does a session that is not listed not
-    /// exist.
+    /// Whether every existing tunnel has reported its sessions. Only then is it certain that an unlisted session does
+    /// not exist.
     pub(crate) is_complete: bool,
 }
 
-/// Follows the tunnels of this node; clones share the state.
+/// Follows the tunnels of this node. Clones share the state.
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnels {
     known: watch::Receiver<KnownSessions>,
@@ -64,7 +65,7 @@ impl Tunnels {
     /// agent's pod.
     ///
     /// # Errors
-    /// If the folder does not exist and cannot be created, or it cannot be watched.
+    /// If the folder does not exist and cannot be created, or if the folder cannot be watched.
     pub(crate) fn follow(folder: &Path, own_pod_uid: &str, process: &Process) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let watch = FolderWatch::all(folder)?;
@@ -82,12 +83,12 @@ impl Tunnels {
         Ok(Self { known })
     }
 
-    /// Returns the state of all sessions, with later changes. The channel is closed when the process stops.
+    /// Returns a receiver for the states of all sessions. The channel is closed when the process stops.
     pub(crate) fn sessions(&self) -> watch::Receiver<KnownSessions> {
         self.known.clone()
     }
 
-    /// Returns the tunnel for new sessions.
+    /// Returns the tunnel for new sessions; `None` while it is not connected.
     pub(crate) fn own(&self) -> Option<TunnelClient> {
         self.known.borrow().own.clone()
     }
@@ -98,12 +99,12 @@ impl Tunnels {
     }
 }
 
-/// The state of one tunnel.
+/// State of the connection to a tunnel.
 #[derive(Clone, Debug)]
 enum Tunnel {
-    /// The agent is connecting to it, or waits to retry.
+    /// The agent is connecting to the tunnel, or waits before it retries.
     Connecting,
-    /// It reports its sessions.
+    /// The tunnel reports its sessions.
     Connected(TunnelClient),
 }
 
@@ -111,7 +112,7 @@ enum Tunnel {
 enum News {
     Connected(TunnelClient),
     Changed,
-    /// Its process is gone. Its socket is removed, or was already missing.
+    /// The process of the tunnel has ended. Its socket was removed, or was already missing.
     Gone,
 }
 
@@ -169,7 +170,7 @@ impl TunnelFollower {
         }
     }
 
-    /// Returns the names of tunnels' sockets that are not followed yet.
+    /// Returns the names of the tunnels' sockets that are not followed yet.
     fn unknown(&self) -> Vec<String> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -213,7 +214,7 @@ impl TunnelFollower {
 
 type NewsSender = tokio::sync::mpsc::Sender<(String, News)>;
 
-/// Connects to one tunnel and follows it until it is gone.
+/// Connects to one tunnel and follows it until the tunnel ends.
 async fn follow_one(name: String, path: PathBuf, is_own: bool, news: Arc<NewsSender>) {
     let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
     loop {
@@ -228,7 +229,7 @@ async fn follow_one(name: String, path: PathBuf, is_own: bool, news: Arc<NewsSen
                 break;
             }
             Err(TunnelError::Unreachable(error)) if error.kind() == ErrorKind::NotFound => break,
-            // The process of the agent's own tunnel is being restarted, and removes the socket itself.
+            // The process of the agent's own tunnel is restarting, and removes the socket itself.
             Err(TunnelError::Unreachable(error)) if error.kind() == ErrorKind::ConnectionRefused && !is_own => {
                 remove(&path, inode);
                 break;

@@ -1,27 +1,27 @@
-//! The guest that is handed over: 64 KiB of firmware that counts, and prints each number.
+//! The guest that is handed over: 64 KiB of firmware that counts and prints each number.
 //!
 //! ```text
 //!  output at the source: 1 2 3 ... n │ n+1 n+2 ...   output at the target
 //! ```
 //!
-//! It counts 100 times a second, in its own memory, and prints the number as 4 bytes (little-endian) at its
-//! serial port, which is a file at each side. So the two outputs are its complete history: one guest has printed every
-//! number once, and two guests print the same numbers.
+//! The guest counts 100 times a second in its own memory. It prints each number as 4 bytes (little-endian) at its
+//! serial port, which is a file on each side. The two outputs are therefore its complete history: a single guest has
+//! printed every number once, and two guests print the same numbers.
 
 use std::fs;
 
 use crate::pod::{MOUNT, Pod};
 
-/// Name of its domain.
+/// Name of the guest's domain.
 pub(crate) const NAME: &str = "default_counter";
 
-/// Size of the firmware, as QEMU wants it: a multiple of 64 KiB. Its end is the end of the first MiB.
+/// Size of the firmware in bytes, a multiple of 64 KiB as QEMU requires. The firmware ends at the end of the first MiB.
 const FIRMWARE: usize = 64 * 1024;
-/// Where a processor begins, in the firmware.
+/// Offset in the firmware at which the processor starts.
 const RESET: usize = FIRMWARE - 16;
 /// `ljmp $0xf000, $0`
 const TO_PROGRAM: [u8; 5] = [0xea, 0x00, 0x00, 0x00, 0xf0];
-/// The program that it runs, in the processor's 16-bit mode.
+/// The program of the guest, in the processor's 16-bit mode.
 const PROGRAM: [u8; 94] = [
     0xfa, //                               cli
     0x66, 0x31, 0xc0, //                   xor %eax, %eax
@@ -57,7 +57,7 @@ const PROGRAM: [u8; 94] = [
     0xcf, //                               iret
 ];
 
-/// Puts into a pod what the guest needs there.
+/// Creates the files that the guest needs in a pod.
 pub(crate) fn furnish(pod: &Pod) {
     let mut firmware = vec![0; FIRMWARE];
     firmware[..PROGRAM.len()].copy_from_slice(&PROGRAM);
@@ -66,14 +66,15 @@ pub(crate) fn furnish(pod: &Pod) {
     pod.own(&pod.scratch.join("serial"));
 }
 
-/// Bytes of a large guest's memory that have content.
+/// Number of bytes with content in the memory of a large guest.
 const FILLED: usize = 48 << 20;
 
-/// The same guest with more memory, which takes as many seconds to be sent as it has MiB when that is limited
-/// to 1 MiB a second.
+/// Returns the definition of a guest like [`xml`], but with more memory.
+///
+/// With a limit of 1 MiB per second, sending its memory takes about as many seconds as it has MiB.
 pub(crate) fn large_xml(pod: &Pod) -> String {
     let mut filling = Vec::with_capacity(FILLED);
-    // No page is like another, and none is empty.
+    // No two pages are equal, and no page is empty.
     let mut number = 1_u32;
     while filling.len() < FILLED {
         number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -95,8 +96,10 @@ pub(crate) fn large_xml(pod: &Pod) -> String {
         )
 }
 
-/// Its definition. Without a local APIC the timer's interrupts get to the processor with no further ado; the
-/// buses of newer machines need one.
+/// Returns the definition of the guest.
+///
+/// Without a local APIC, the timer's interrupts reach the processor directly. The buses of newer machines need a local
+/// APIC.
 pub(crate) fn xml() -> String {
     format!(
         "<domain type='qemu'>
@@ -121,33 +124,34 @@ pub(crate) fn xml() -> String {
     )
 }
 
-/// The guest's output in one pod.
+/// Output of the guest in one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GuestOutput(Vec<u8>);
 
 impl GuestOutput {
-    /// Up to now.
+    /// Returns the output in a pod so far.
     pub(crate) fn in_pod(pod: &Pod) -> Self {
         Self(fs::read(pod.scratch.join("serial/numbers")).unwrap_or_default())
     }
 
-    /// Forgets it, for another guest.
+    /// Removes the output in a pod, for another guest.
     pub(crate) fn forget(pod: &Pod) {
         let _ = fs::remove_file(pod.scratch.join("serial/numbers"));
     }
 
-    /// It has never run here.
+    /// Returns whether the guest has never run in the pod.
     pub(crate) fn is_nothing(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the output in bytes.
     pub(crate) fn length(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns the last number of one guest that was here first and then there. A number may be split between the two
-    /// outputs.
+    /// Returns the last number of a single guest that ran first in this pod and then in the pod of `there`.
+    ///
+    /// A number may be split between the two outputs.
     ///
     /// # Panics
     /// If a number is missing or repeated.
@@ -166,10 +170,10 @@ impl GuestOutput {
         output.last().copied().unwrap_or_default()
     }
 
-    /// Returns how many numbers are in both outputs, which needs two guests.
+    /// Returns the number of values that are in both outputs. Only two guests can print the same value.
     pub(crate) fn duplicates_in(&self, there: &Self) -> usize {
         let here = numbers(&self.0);
-        // The first number there may have been begun here.
+        // The first number in the output `there` may have been started in this output.
         let begun = (0..4).map(|skipped| there.0.get(skipped..).unwrap_or_default());
         let both = begun.map(|bytes| numbers(bytes).iter().filter(|number| here.contains(number)).count());
         both.max().unwrap_or_default()

@@ -1,7 +1,7 @@
-//! The network between two tunnels, of which the control channel can be held and cut.
+//! The network between two tunnels, whose control channel can be held and cut.
 //!
-//! The purpose of a connection is encrypted. The control channel is recognised by its order: a source connects it
-//! first, and first again after it was cut.
+//! The content of a connection is encrypted. The control channel is recognised by its position: a source connects it
+//! first, and again first after a cut.
 
 use std::{
     net::SocketAddr,
@@ -21,43 +21,43 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The held part of the control channel. While anything is held, no other connection passes.
+/// The held part of the control channel. While a part is held, no new connection passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeldTraffic {
-    /// Nothing.
+    /// No data is held.
     Nothing,
-    /// Data from the source.
+    /// Data from the source is held.
     ToTarget,
-    /// Data from the target.
+    /// Data from the target is held.
     ToSource,
 }
 
-/// The network. It ends with the value.
+/// A network. It ends when the value is dropped.
 pub(crate) struct Network {
-    /// Where the target's tunnel is reached.
+    /// Address at which the source reaches the target's tunnel.
     pub(crate) address: SocketAddr,
     held: watch::Sender<HeldTraffic>,
     /// Number of times that the control channel was cut.
     cuts: watch::Sender<usize>,
     is_control: Arc<AtomicBool>,
-    /// Connections beside the control channel, of this migration.
+    /// Number of connections of this migration besides the control channel.
     others: Arc<AtomicUsize>,
-    /// The treatment of the guest's memory.
+    /// Treatment of the guest's memory.
     memory: watch::Sender<Memory>,
     _task: JoinSet<()>,
 }
 
-/// The treatment of the guest's memory. The connections of the memory are those after libvirt's.
+/// Treatment of the guest's memory. The connections of the memory are those after libvirt's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// All of it passes.
+    /// The memory passes.
     Passes,
-    /// Its connections are closed.
+    /// The connections of the memory are closed.
     IsCut,
 }
 
 impl Network {
-    /// A way to a tunnel.
+    /// Creates a network to a tunnel.
     pub(crate) async fn to(tunnel: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -85,29 +85,29 @@ impl Network {
         }
     }
 
-    /// A migration begins: its first connection is its control channel, its second libvirt's.
+    /// Expects a migration, whose first connection is its control channel and whose second is libvirt's connection.
     pub(crate) fn expect_migration(&self) {
         self.expect_control();
         self.others.store(0, Ordering::SeqCst);
         self.memory.send_replace(Memory::Passes);
     }
 
-    /// From now on this is what passes of the guest's memory.
+    /// Sets the treatment of the guest's memory from now on.
     pub(crate) fn memory(&self, memory: Memory) {
         self.memory.send_replace(memory);
     }
 
-    /// The next connection is a control channel.
+    /// Expects a control channel as the next connection.
     pub(crate) fn expect_control(&self) {
         self.is_control.store(true, Ordering::SeqCst);
     }
 
-    /// Holds the control channel, or lets everything through.
+    /// Holds a part of the control channel, or lets all data pass.
     pub(crate) fn hold(&self, held: HeldTraffic) {
         self.held.send_replace(held);
     }
 
-    /// Cuts the control channel. What was held of it is lost.
+    /// Cuts the control channel. Held data is lost.
     pub(crate) fn cut(&self) {
         self.expect_control();
         self.cuts.send_modify(|cuts| *cuts += 1);
@@ -139,7 +139,7 @@ impl Way {
                 cuts.mark_unchanged();
                 connections.spawn(async move {
                     tokio::select! {
-                        // What was held until now is lost.
+                        // Data that was held until now is lost.
                         biased;
                         _ = cuts.changed() => {}
                         () = pass(from_source, to_target, Some((held.clone(), HeldTraffic::ToTarget))) => {}

@@ -1,4 +1,4 @@
-//! One of two nodes: a pod with libvirt, a tunnel, and the calls to both.
+//! One of two nodes: a pod with libvirt, a tunnel, and calls to both.
 
 use std::{
     process::{Output, Stdio},
@@ -18,21 +18,21 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// Interval for polling the guest's output. It prints 100 numbers a second.
+/// Interval for polling the output of the guest, which prints 100 numbers a second.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The node.
+/// A node.
 pub(crate) struct Node {
     pub(crate) pod: Pod,
     pub(crate) tunnel: Tunnel,
     pub(crate) guest: DomainHandle,
     events: DomainEvents,
-    /// Where this machine finds the pod's libvirtd, below its run folder.
+    /// Path of libvirtd's socket, relative to the pod's run folder.
     pub(crate) socket: &'static str,
 }
 
 impl Node {
-    /// With neither guest nor session.
+    /// Creates a node without a guest and without a session.
     pub(crate) async fn new() -> Self {
         let pod = Pod::with_libvirtd();
         pod.own(&pod.scratch.join("run/migration"));
@@ -48,23 +48,23 @@ impl Node {
         }
     }
 
-    /// The pod's libvirtd.
+    /// Returns the PID of the pod's libvirtd.
     pub(crate) async fn libvirtd(&self) -> Pid {
         let stream = UnixStream::connect(self.pod.scratch.join("run").join(self.socket)).await;
         Pid::from_raw(stream.unwrap().peer_cred().unwrap().pid().unwrap())
     }
 
-    /// Connects to libvirtd again, when it is there.
+    /// Connects to libvirt again, once it listens.
     pub(crate) async fn connect_again(&mut self) {
         (self.guest, self.events) = connect(&self.pod, self.socket).await;
     }
 
-    /// Defines a guest, starts it, and waits until it runs.
+    /// Defines a guest, starts it, and waits until it is running.
     pub(crate) async fn run(&mut self) {
         self.run_as(&guest::xml()).await;
     }
 
-    /// The same with this definition.
+    /// Defines a guest with this XML, starts it, and waits until it is running.
     pub(crate) async fn run_as(&mut self, xml: &str) {
         GuestOutput::forget(&self.pod);
         self.guest.define(xml).await.unwrap();
@@ -74,7 +74,7 @@ impl Node {
         self.runs().await;
     }
 
-    /// The changes of the guest's life up to this one.
+    /// Waits for this lifecycle event. Returns the lifecycle events up to it.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<String> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|event| event != last) {
@@ -87,12 +87,12 @@ impl Node {
         seen
     }
 
-    /// Returns the guest's output here.
+    /// Returns the output of the guest on this node.
     pub(crate) fn guest_output(&self) -> GuestOutput {
         GuestOutput::in_pod(&self.pod)
     }
 
-    /// Waits until the guest prints more here.
+    /// Waits until the guest prints more on this node.
     pub(crate) async fn runs(&self) {
         let before = self.guest_output().length();
         while self.guest_output().length() <= before {
@@ -112,7 +112,7 @@ impl Node {
         status.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()))
     }
 
-    /// The same, or libvirt's error.
+    /// Returns QEMU's state of the guest, or libvirt's error.
     pub(crate) async fn try_status_in_qemu(&self) -> Result<String, String> {
         let question = r#"{"execute":"query-status"}"#;
         let printed_reply = self.virsh(&["qemu-monitor-command", NAME, question]).output().await;
@@ -120,7 +120,7 @@ impl Node {
         Ok(reply["return"]["status"].as_str().unwrap().to_owned())
     }
 
-    /// Has QEMU do something past libvirt.
+    /// Sends a command to QEMU's monitor.
     pub(crate) async fn qemu(&self, command: &Value) {
         let did = self
             .virsh(&["qemu-monitor-command", NAME, &command.to_string()])
@@ -130,7 +130,7 @@ impl Node {
         assert!(reply["error"].is_null(), "{command}: {reply}");
     }
 
-    /// Migrates the guest so that libvirt decides when it goes on.
+    /// Migrates the guest in the mode in which libvirt decides when the guest continues.
     pub(crate) fn migrating_unpaused(&self) -> Unpaused {
         let (destination, memory) = (destination(), memory());
         let mut virsh = self.virsh(&[
@@ -157,11 +157,11 @@ impl Node {
         virsh
     }
 
-    /// Destroys and undefines the guest. Returns its lifecycle events that were not read yet.
+    /// Destroys and undefines the guest. Returns its unread lifecycle events.
     pub(crate) async fn clear(&mut self) -> Vec<String> {
         match self.guest.state().await {
             Ok(state) if state.has_guest() != Some(false) => self.guest.destroy().await.unwrap(),
-            // The next event comes after all earlier ones.
+            // The event of this call comes after all earlier events.
             Err(CallError::NoDomain) => self.guest.define(&guest::xml()).await.unwrap(),
             state => drop(state.unwrap()),
         }
@@ -185,26 +185,26 @@ fn printed(ran: &Output) -> Result<String, String> {
     }
 }
 
-/// A migration that goes on and leaves it to libvirt when the guest goes on.
+/// A running migration in which libvirt decides when the guest continues.
 pub(crate) struct Unpaused(JoinSet<Result<String, String>>);
 
 impl Unpaused {
-    /// Waits for its end and returns its result.
+    /// Waits for the end of the migration and returns its result.
     pub(crate) async fn ended(mut self) -> Result<String, String> {
         self.0.join_next().await.unwrap().unwrap()
     }
 }
 
-/// A migration that goes on.
+/// A running migration.
 pub(crate) struct Moving(JoinSet<Result<(), CallError>>);
 
 impl Moving {
-    /// Begins it, by libvirt's call.
+    /// Starts the migration with libvirt's call.
     pub(crate) fn begin(guest: &DomainHandle) -> Self {
         Self::begin_as(guest, Migration::default())
     }
 
-    /// The same, with all parameters but the way.
+    /// Starts the migration with these parameters, except for destination and memory.
     pub(crate) fn begin_as(guest: &DomainHandle, how: Migration) -> Self {
         let guest = guest.clone();
         let mut moving = JoinSet::new();
@@ -219,23 +219,23 @@ impl Moving {
         Self(moving)
     }
 
-    /// Waits for its end and returns its result.
+    /// Waits for the end of the migration and returns its result.
     pub(crate) async fn ended(mut self) -> Result<(), CallError> {
         self.0.join_next().await.unwrap().unwrap()
     }
 }
 
-/// The target's libvirtd, as that of the source finds it.
+/// Returns the URI of the target's libvirtd as the source's libvirtd uses it.
 pub(crate) fn destination() -> String {
     format!("qemu+unix:///session?socket={MOUNT}/run/migration/libvirt.sock")
 }
 
-/// The target's QEMU, as that of the source finds it.
+/// Returns the URI of the target's QEMU as the source's QEMU uses it.
 pub(crate) fn memory() -> String {
     format!("unix://{MOUNT}/run/migration/memory.sock")
 }
 
-/// Whether the guest was resumed, in what happened.
+/// Returns the number of events that show that the guest was resumed.
 pub(crate) fn resumed(events: &[String]) -> usize {
     events.iter().filter(|event| event.starts_with("Resumed")).count()
 }

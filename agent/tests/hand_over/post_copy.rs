@@ -1,4 +1,4 @@
-//! Guests that may be switched to post-copy, and guests that were: whatever is lost then, there are never two.
+//! Tests of guests that may be or were switched to post-copy. Whatever is lost, there are never two guests.
 //!
 //! ```text
 //!  begun ──▶ whole in time: arrives paused, goes on by proof, as all others
@@ -21,10 +21,10 @@ use crate::{
     world::{HandOverWorld, runs, skipped},
 };
 
-/// The first QEMU that opens the device; earlier ones need a privilege.
+/// First version of QEMU that opens the userfaultfd device. Earlier versions need a privilege.
 const FIRST_QEMU: u32 = 8;
 
-/// A migration that may be switched, and is slow enough for it.
+/// Returns a migration that may be switched, and that is slow enough for a switch.
 fn switchable() -> Migration {
     Migration {
         post_copy: true,
@@ -58,7 +58,7 @@ async fn cannot(test: &str) -> bool {
 }
 
 impl HandOverWorld {
-    /// As [`HandOverWorld::prepare`], with a guest that takes a while to move.
+    /// Prepares like [`HandOverWorld::prepare`], with a guest whose migration takes a while.
     async fn prepare_large(&mut self) -> String {
         guest::large_xml(&self.target.pod);
         let xml = guest::large_xml(&self.source.pod);
@@ -66,10 +66,10 @@ impl HandOverWorld {
         self.pair().await
     }
 
-    /// Begins a migration and switches it as soon as libvirt lets it, and waits until the guest runs there.
+    /// Starts a migration, switches it as soon as libvirt allows this, and waits until the guest runs at the target.
     async fn switches(&mut self) -> Moving {
         let moving = Moving::begin_as(&self.source.guest, switchable());
-        // Memory is sent for most of a minute, and before that libvirt refuses.
+        // Memory is sent for most of a minute. libvirt refuses the switch before that.
         while let Err(error) = self.source.guest.start_post_copy().await {
             assert!(error.is_reply(), "{error:?}");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -87,7 +87,7 @@ impl HandOverWorld {
         self.source.qemu(&unlimited).await;
     }
 
-    /// Asserts that libvirt keeps the guest from running at its source.
+    /// Asserts that libvirt prevents the guest from running at its source.
     async fn stands_still_at_source(&self) {
         let state = self.source.state().await;
         assert!(
@@ -103,7 +103,7 @@ impl HandOverWorld {
         assert!(refused.is_reply(), "{refused:?}");
     }
 
-    /// Ends a hand-over after which the guest has run on, and asserts that there was one guest all the time.
+    /// Ends a hand-over after which the guest continues to run. Asserts that there was only one guest at all times.
     async fn end_after_a_switch(&mut self, migration: &str) {
         self.target.runs().await;
         assert_eq!(self.target.state().await, DomainState::Running(RunningReason::Migrated));
@@ -149,7 +149,7 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
         assert!(refused.is_reply(), "{refused:?}");
         world.source.until("Resumed Migrated").await;
         world.source.runs().await;
-        // libvirt would have resumed it, if its last call had been unchanged.
+        // libvirt would have resumed the guest at the target if its last call had not been changed.
         assert_eq!(
             world.target.state().await,
             DomainState::Paused(PausedReason::User),
@@ -211,7 +211,7 @@ async fn a_reply_that_is_lost_or_late_after_a_switch_changes_nothing() {
                 assert_eq!(moving.ended().await, Ok(()));
             }
         }
-        // QEMU itself has reported that all of it was sent.
+        // QEMU itself has reported that the complete memory was sent.
         world.source.until("Stopped Migrated").await;
         if loss == Some(Loss::WithTunnel) {
             world.source.tunnel = Tunnel::start(&world.source.pod).await;
@@ -237,13 +237,13 @@ async fn a_libvirtd_that_dies_after_a_switch_changes_nothing() {
         kill(node.libvirtd().await, Signal::SIGKILL).unwrap();
         let ended = moving.ended().await.unwrap_err();
         assert_eq!(ended.is_reply(), !at_source, "{ended:?}");
-        // The next one listens where the gate before the reply did.
+        // The next libvirtd listens at the path at which the gate listened before.
         node.socket = SOCKET;
         node.connect_again().await;
-        // The streams between the QEMUs are not theirs.
+        // The streams between the QEMUs do not depend on libvirtd.
         world.target.runs().await;
         world.memory_follows().await;
-        // A libvirtd that was started anew, or that has lost the other, follows its QEMU by itself.
+        // A libvirtd that has been restarted, or has lost the other libvirtd, follows its QEMU by itself.
         loop {
             match world.source.state().await {
                 DomainState::ShutOff(ShutOffReason::Migrated) => break,

@@ -1,4 +1,4 @@
-//! The gate that decides over the reply by which a migration succeeds, before the target's tunnel gets it.
+//! Gate that decides on the reply by which a migration succeeds, before the target's tunnel receives it.
 //!
 //! ```text
 //!  source's libvirtd ── tunnel ═══ tunnel ──▶ libvirt/libvirt-sock   ┐
@@ -7,9 +7,9 @@
 //!                                             libvirt/own-sock: its libvirtd
 //! ```
 //!
-//! All other data passes, except for one flag: on demand the last call lets the guest run, as libvirt's own call does
-//! without a tunnel. The gate cannot be between the source's libvirtd and its tunnel: there, it would prove nothing
-//! that the reply was read.
+//! All other data passes, except for one flag: on request, the gate changes the last call so that it lets the guest
+//! run, as libvirt's own call does without a tunnel. The gate cannot be between the source's libvirtd and its tunnel,
+//! because reading the reply would then not prove that libvirtd has read it.
 
 use std::{
     fs::{self, Permissions},
@@ -37,32 +37,33 @@ use tokio_util::{
 
 use crate::pod::{Pod, SOCKET};
 
-/// Where the pod's libvirtd is found past the gate.
+/// Path of the libvirtd's socket behind the gate, relative to the pod's run folder.
 pub(crate) const OWN_SOCKET: &str = "libvirt/own-sock";
 
-/// libvirt's program for domains, and the last call of a migration with parameters and without
+/// libvirt's program for domains. The next constant contains the last calls of a migration, with and without parameters
 /// (`remote_protocol.x`).
 const PROGRAM: u32 = 0x2000_8086;
 const LAST_CALLS: [u32; 2] = [306, 217];
-/// A message is a call, or the reply to one (`virnetprotocol.x`).
+/// Message type of a call. The next constant is the message type of a reply (`virnetprotocol.x`).
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
-/// The guest stays paused (`VIR_MIGRATE_PAUSED`), and where the flags are in a last call, from its end.
+/// Flag that keeps the guest paused (`VIR_MIGRATE_PAUSED`). The next constant is the offset of the flags from the end
+/// of a last call.
 const PAUSED: u32 = 1 << 5;
 const FLAGS_FROM_END: usize = 8;
 
-/// The fate of the reply.
+/// Fate of the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It goes its way.
+    /// The reply passes.
     Passes,
-    /// It waits, while everything else passes.
+    /// The reply waits, while all other data passes.
     Waits,
-    /// It is dropped, and the connection closed.
+    /// The reply is dropped, and the connection is closed.
     IsLost,
 }
 
-/// The gate. It ends with the value.
+/// The gate. It ends when the value is dropped.
 pub(crate) struct ReplyGate {
     fate: watch::Sender<Fate>,
     came: watch::Sender<usize>,
@@ -71,7 +72,7 @@ pub(crate) struct ReplyGate {
 }
 
 impl ReplyGate {
-    /// Takes the place of the pod's libvirtd, which listens already.
+    /// Takes over the socket of the pod's libvirtd, which is already listening.
     pub(crate) fn before(pod: &Pod) -> Self {
         let run = pod.scratch.join("run");
         let (socket, own) = (run.join(SOCKET), run.join(OWN_SOCKET));
@@ -91,22 +92,22 @@ impl ReplyGate {
         }
     }
 
-    /// Sets what happens to replies from now on, including a waiting reply.
+    /// Sets the fate of replies from now on, including a waiting reply.
     pub(crate) fn decide(&self, fate: Fate) {
         self.fate.send_replace(fate);
     }
 
-    /// From now on the guest goes on as soon as it has arrived.
+    /// Lets libvirt resume the guest as soon as it has arrived, from now on.
     pub(crate) fn leave_to_libvirt(&self) {
         self.left_to_libvirt.store(true, Ordering::SeqCst);
     }
 
-    /// Replies that came so far.
+    /// Returns the number of replies so far.
     pub(crate) fn count(&self) -> usize {
         *self.came.borrow()
     }
 
-    /// Waits for a reply beyond that many.
+    /// Waits until the number of replies exceeds `count`.
     pub(crate) async fn came_after(&self, count: usize) {
         self.came.subscribe().wait_for(|came| *came > count).await.unwrap();
     }
@@ -129,7 +130,7 @@ async fn accept(
         connections.spawn(async move {
             let (from_client, to_client) = client.into_split();
             let (from_libvirtd, to_libvirtd) = libvirtd.into_split();
-            // The first side to end ends both.
+            // The first direction to end closes both.
             tokio::select! {
                 () = calls(from_client, to_libvirtd, &left) => {}
                 () = replies(from_libvirtd, to_client, fate, &came) => {}
@@ -138,7 +139,7 @@ async fn accept(
     }
 }
 
-/// libvirt's messages, with their length.
+/// Returns a codec for libvirt's messages, including their length.
 fn messages() -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder()
         .num_skip(0)
@@ -201,7 +202,7 @@ async fn replies(
     }
 }
 
-/// A message is the last call of a migration, or the reply to it.
+/// Returns whether a message of this type belongs to the last call of a migration.
 fn is_last(message: &[u8], kind: u32) -> bool {
     let (words, _) = message.as_chunks();
     let word = |index: usize| words.get(index).map(|bytes| u32::from_be_bytes(*bytes));

@@ -1,4 +1,4 @@
-//! A tunnel's process, and the conversation with it that an agent has.
+//! A tunnel's process, and the protocol with which an agent calls it.
 
 use std::{
     fs::{self, File},
@@ -20,26 +20,26 @@ use crate::{
     pod::{Pod, UID},
 };
 
-/// UID of the pod of the tunnel.
+/// UID of the tunnel's pod.
 const TUNNELS_POD: &str = "5c0f6a1e-3f0e-4d0c-9d7a-2f5f1d0c7b11";
-/// Most bytes of a line, as for agents.
+/// Maximum length of a line in bytes, as for agents.
 const LINE: usize = 1024 * 1024;
-/// Interval between two checks of whether a process listens already.
+/// Interval between two checks whether the process is listening.
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
-/// `drydock-agent tunnel`. It is killed with the value.
+/// A process of `drydock-agent tunnel`. It is killed when the value is dropped.
 pub(crate) struct Tunnel {
     process: Child,
     log: PathBuf,
     lines: Framed<UnixStream, LinesCodec>,
-    /// Number of the last call.
+    /// ID of the last call.
     id: u64,
-    /// The last reported states of its sessions.
+    /// Last reported states of the tunnel's sessions.
     sessions: Value,
 }
 
 impl Tunnel {
-    /// One for guests of this pod.
+    /// Starts a tunnel for guests of this pod.
     pub(crate) async fn start(pod: &Pod) -> Self {
         let sockets = pod.scratch.join("tunnels");
         let log = pod.scratch.join("tunnel-log");
@@ -86,24 +86,24 @@ impl Tunnel {
         }
     }
 
-    /// Kills it, as a node that loses power does.
+    /// Kills the process, as a node that loses power does.
     pub(crate) async fn kill(&mut self) {
         self.process.kill().await.unwrap();
     }
 
-    /// Returns its log.
+    /// Returns the log of the tunnel.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Makes a session, and gives its fingerprint and address.
+    /// Creates a session, and returns its fingerprint and address.
     pub(crate) async fn prepare(&mut self, migration: &str, role: &str) -> Value {
         let spec = json!({"migration": migration, "role": role, "podUid": UID, "domain": NAME});
         let reply = self.call(json!({ "prepare": spec })).await;
         reply["prepared"].clone()
     }
 
-    /// Calls it, and returns the result.
+    /// Calls the tunnel, and returns the result.
     pub(crate) async fn call(&mut self, call: Value) -> Value {
         self.id += 1;
         let request = json!({"id": self.id, "call": call}).to_string();
@@ -116,13 +116,13 @@ impl Tunnel {
         }
     }
 
-    /// The same for the work that is done.
+    /// Calls the tunnel, and asserts that the call was executed.
     pub(crate) async fn done(&mut self, call: Value) {
         let reply = self.call(call).await;
         assert_eq!(reply, json!({"done": {}}), "{}", self.log());
     }
 
-    /// Reads the next line. Returns the response to a call, if it is one.
+    /// Reads the next line. Returns the response if the line is the response to a call, else `null`.
     async fn receive(&mut self) -> Value {
         let line = self.lines.next().await;
         let Some(Ok(line)) = line else {
@@ -135,10 +135,10 @@ impl Tunnel {
         message["answer"].take()
     }
 
-    /// A session as it is now.
+    /// Returns the current state of a session.
     pub(crate) async fn now(&mut self, migration: &str) -> Value {
         let role = self.session(migration)["role"].clone();
-        // Pending reports come before any response.
+        // Pending reports of states come before any response.
         self.prepare(migration, role.as_str().unwrap()).await;
         self.session(migration)
     }
@@ -150,7 +150,7 @@ impl Tunnel {
         found.next().cloned().unwrap_or_default()
     }
 
-    /// Waits until it reports such a state of a session.
+    /// Waits until the reported state of a session satisfies `is_so`.
     pub(crate) async fn until(&mut self, migration: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         loop {
             let session = self.session(migration);

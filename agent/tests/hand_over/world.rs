@@ -1,4 +1,4 @@
-//! Two nodes with a way between them, and hand-overs one after the other.
+//! Two nodes with a network between them, for consecutive hand-overs.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ pub(crate) fn runs() -> usize {
     number("DRYDOCK_HAND_OVERS", 2)
 }
 
-/// A number that a variable of the environment may set.
+/// Returns the number that an environment variable sets, or `otherwise` if it is not set.
 #[expect(clippy::disallowed_methods, reason = "a test has no command line of its own")]
 pub(crate) fn number(variable: &str, otherwise: usize) -> usize {
     let set = std::env::var(variable).ok();
@@ -28,7 +28,7 @@ pub(crate) fn number(variable: &str, otherwise: usize) -> usize {
     })
 }
 
-/// Returns whether to skip a test, and prints that.
+/// Returns whether to skip a test, and prints the reason if so.
 pub(crate) fn skipped(test: &str) -> bool {
     if !["/usr/local/bin", "/usr/bin"]
         .iter()
@@ -45,7 +45,7 @@ pub(crate) fn pair(migration: &str, peer: &Value) -> Value {
     json!({"pair": {"migration": migration, "peer": peer}})
 }
 
-/// The world.
+/// Two nodes, the network between them, and the gate for replies.
 pub(crate) struct HandOverWorld {
     pub(crate) source: Node,
     pub(crate) target: Node,
@@ -54,12 +54,12 @@ pub(crate) struct HandOverWorld {
 }
 
 impl HandOverWorld {
-    /// Without any guest.
+    /// Creates the nodes without a guest.
     pub(crate) async fn new() -> Self {
         let (source, mut target) = tokio::join!(Node::new(), Node::new());
         let reply = ReplyGate::before(&target.pod);
         target.socket = OWN_SOCKET;
-        // A session's state contains the address of the target's tunnel.
+        // The result of `prepare` contains the address of the target's tunnel.
         let address = target.tunnel.prepare("0", "target").await["address"].clone();
         target.tunnel.done(json!({"close": {"migration": "0"}})).await;
         let network = Network::to(address.as_str().unwrap().parse().unwrap()).await;
@@ -71,13 +71,13 @@ impl HandOverWorld {
         }
     }
 
-    /// Runs a guest at the source and prepares sessions, and gives the migration's UID.
+    /// Starts a guest at the source and prepares the sessions. Returns the migration's UID.
     pub(crate) async fn prepare(&mut self) -> String {
         self.source.run().await;
         self.pair().await
     }
 
-    /// Prepares sessions, and gives the migration's UID.
+    /// Prepares and pairs the sessions. Returns the migration's UID.
     pub(crate) async fn pair(&mut self) -> String {
         let migration = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
         let migration = migration.trim();
@@ -96,13 +96,13 @@ impl HandOverWorld {
         migration.to_owned()
     }
 
-    /// Migrates the guest as agents do, and waits until libvirt reports that it has moved.
+    /// Migrates the guest as agents do, and waits until libvirt reports success.
     pub(crate) async fn moves(&mut self) {
         let moved = Moving::begin(&self.source.guest).ended().await;
         moved.unwrap_or_else(|error| panic!("{error}\n{}\n{}", self.logs(), self.target.pod.log()));
     }
 
-    /// The same, up to the held reply that confirms that the target has all of the guest.
+    /// Migrates the guest until the reply is held that confirms that the target has the complete guest.
     pub(crate) async fn moves_up_to_the_reply(&mut self) -> Moving {
         self.reply.decide(Fate::Waits);
         let count = self.reply.count();
@@ -111,7 +111,7 @@ impl HandOverWorld {
         moving
     }
 
-    /// Migrates the guest to where its source has released it, and nothing of that has come to the target.
+    /// Migrates the guest until its source has released it, without a message of the release at the target.
     pub(crate) async fn moves_without_release(&mut self, migration: &str) {
         let moving = self.moves_up_to_the_reply().await;
         self.network.hold(HeldTraffic::ToTarget);
@@ -122,14 +122,14 @@ impl HandOverWorld {
         assert_eq!(session["acknowledged"], false);
     }
 
-    /// Lets the guest go on as agents do, who know from libvirt that it has left its source.
+    /// Resumes the guest as agents do, who know from libvirt that it has left its source.
     pub(crate) async fn is_resumed_by_agent(&mut self) {
         assert_eq!(self.source.state().await, DomainState::ShutOff(ShutOffReason::Migrated));
         self.target.guest.resume().await.unwrap();
         self.target.runs().await;
     }
 
-    /// Waits until the target has taken the guest over on this proof, and the source knows.
+    /// Waits until the target has taken the guest over with this proof, and the source knows it.
     pub(crate) async fn is_taken_over(&mut self, migration: &str, proof: &str) {
         let acknowledged = |session: &Value| session["acknowledged"] == true;
         let source = self.source.tunnel.until(migration, acknowledged).await;
@@ -138,7 +138,7 @@ impl HandOverWorld {
         assert_eq!((&target["released"], &target["resumed"]), (&json!(proof), &json!(true)));
     }
 
-    /// Asserts that the target has the whole guest, and has never run it.
+    /// Asserts that the target has the complete guest, and has never run it.
     pub(crate) async fn stands_still_at_target(&mut self, migration: &str) {
         let session = self.target.tunnel.now(migration).await;
         assert_eq!(
@@ -159,7 +159,7 @@ impl HandOverWorld {
         )
     }
 
-    /// Ends a hand-over after which the guest has run on, and asserts that there was one guest all the time.
+    /// Ends a hand-over after which the guest continues to run. Asserts that there was only one guest at all times.
     pub(crate) async fn end_after_one_guest(&mut self, migration: &str) {
         self.close(migration).await;
         let (left, came) = (self.source.clear().await, self.target.clear().await);
@@ -173,7 +173,7 @@ impl HandOverWorld {
         println!("one guest, which counted to {}", there.and_then(&here));
     }
 
-    /// Ends the sessions of a migration.
+    /// Closes the sessions of a migration.
     pub(crate) async fn close(&mut self, migration: &str) {
         for node in [&mut self.source, &mut self.target] {
             node.tunnel.done(json!({"close": {"migration": migration}})).await;

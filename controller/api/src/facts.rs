@@ -1,14 +1,14 @@
 //! The capabilities of a node as found by its agent: shared by the inspection (which fills them in), the decisions
 //! (which read them) and the Hypervisor object (which publishes them).
 //!
-//! Nothing here is a guess: a source that does not respond leaves its field empty.
+//! No value is a guess: if a source does not respond, its field stays empty.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Reads names and sorts them, so that a reader can search them whatever agent has written them.
+/// Deserializes names and sorts them, so that readers can rely on the order whatever agent has written the names.
 fn ascending<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Vec<String>>, D::Error> {
     let mut names = Vec::deserialize(deserializer)?;
     if !names.is_sorted() {
@@ -25,9 +25,9 @@ pub struct NodeFacts {
     pub architecture: String,
     /// Release of the running kernel.
     pub kernel: String,
-    /// The processor's description of itself.
+    /// Properties of the processor.
     pub cpu: CpuFacts,
-    /// Whether KVM can be used, and why not.
+    /// Whether KVM can be used, and if not, why.
     pub kvm: KvmFacts,
     /// Real-time tasks may use the whole CPU (`kernel.sched_rt_runtime_us` is -1).
     pub real_time: bool,
@@ -37,8 +37,8 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Returns the number of bits of a physical address that guests have with KVM: libvirt's limit, or else that of
-    /// the processor.
+    /// Returns the number of physical address bits of guests with KVM: libvirt's limit if it is known, else the number
+    /// of the processor.
     pub fn guest_address_bits(&self) -> Option<u32> {
         let limit = self
             .virtualization
@@ -48,29 +48,30 @@ impl NodeFacts {
     }
 }
 
-/// The processor, by its own instructions (cpuid) and by the kernel.
+/// The processor, as described by the cpuid instruction and by the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CpuFacts {
     /// Vendor string, for example `GenuineIntel`.
     pub vendor: String,
-    /// Marketing name.
+    /// Marketing name of the processor.
     pub brand: String,
-    /// Family, extended part included.
+    /// Family of the processor, including the extended part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<u32>,
-    /// Model number, extended part included.
+    /// Model number of the processor, including the extended part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<u32>,
-    /// Stepping.
+    /// Stepping of the processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stepping: Option<u32>,
     /// Microcode revision as the kernel prints it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub microcode: Option<String>,
-    /// Feature flags of the host as the kernel names them. Equal processors share them in memory.
+    /// Feature flags of the host as the kernel names them.
+    // Facts of equal processors share the list in memory.
     pub features: Arc<Vec<String>>,
-    /// Bits of a physical address.
+    /// Number of physical address bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_address_bits: Option<u32>,
     /// The machine is itself a virtual machine.
@@ -90,19 +91,19 @@ pub struct CpuidTsc {
     /// Frequency in Hz where cpuid reports it (leaf 0x15, or a hypervisor's leaf 0x40000010).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequency_hz: Option<u64>,
-    /// Runs at one rate in all power states.
+    /// The counter runs at one rate in all power states.
     pub invariant: bool,
 }
 
-/// KVM on this node.
+/// KVM on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvmFacts {
-    /// Whether guests can use it.
+    /// Whether guests can use KVM, and if not, why.
     pub state: KvmState,
-    /// The same for people, with the system's own error where there is one.
+    /// Human-readable message, with the system's error if there is one.
     pub message: String,
-    /// Parameters of the kernel modules, `module.parameter` to value (`kvm_intel.nested`: `Y`).
+    /// Parameters of KVM's kernel modules: `module.parameter` to value (`kvm_intel.nested`: `Y`).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
     /// Hyper-V enlightenments by KubeVirt's names (`vpindex`, `synic`, ...).
@@ -110,21 +111,21 @@ pub struct KvmFacts {
     pub hyperv: Vec<String>,
 }
 
-/// Whether KVM can run guests here; every value but `Usable` is a reason why not.
+/// Whether KVM can run guests on the node; each value except `Usable` is a reason why it cannot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum KvmState {
-    /// Opened for reading and writing, and libvirt finds usable CPU models with it.
+    /// /dev/kvm can be opened for reading and writing, and libvirt finds usable CPU models with KVM.
     Usable,
-    /// There is no /dev/kvm.
+    /// /dev/kvm does not exist.
     #[default]
     NoDevice,
-    /// /dev/kvm is there but this process may not open it for writing.
+    /// /dev/kvm exists, but the agent is not permitted to open it for reading and writing.
     NotPermitted,
-    /// /dev/kvm is there but opening it or its first call failed.
+    /// /dev/kvm exists, but it cannot be opened, or its first call failed.
     OpenFailed,
-    /// /dev/kvm opens, but libvirt finds not one CPU model that a guest could have with it.
+    /// /dev/kvm can be opened, but libvirt finds no CPU model that a guest could have with KVM.
     NoUsableModel,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -134,12 +135,12 @@ pub enum KvmState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VirtType {
-    /// By hardware virtualization.
+    /// Guests run with hardware virtualization.
     Kvm,
-    /// By emulation (TCG): correct, slow, and with the emulator's CPU features, not the host's.
+    /// Guests run in emulation (TCG): correct, slow, and with the emulator's CPU features instead of the host's.
     #[default]
     Qemu,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -162,36 +163,36 @@ impl VirtType {
 pub struct VirtualizationFacts {
     /// Virtualization type of the guests that these facts describe.
     pub virt_type: VirtType,
-    /// The machine type of the query.
+    /// Machine type for which libvirt was queried.
     pub machine: String,
-    /// libvirt's version.
+    /// Version of libvirt.
     pub libvirt_version: String,
-    /// QEMU's version.
+    /// Version of QEMU.
     pub qemu_version: String,
     /// Vendor of the CPU as libvirt names it (`Intel`, `AMD`, `IBM`); empty if it names none.
     pub vendor: String,
-    /// The CPU of a guest with `host-model`; absent where libvirt does not support it.
+    /// CPU of guests with `host-model`; absent where libvirt does not support `host-model`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_model: Option<HostModel>,
-    /// All CPU models libvirt knows here, usable or not. Nodes that are alike in this share the list in
-    /// memory, as they do the next two.
+    /// All CPU models that libvirt knows on the node, usable or not.
+    // Nodes with equal lists of models, features or machine types share these lists in memory.
     pub models: Arc<Vec<CpuModel>>,
-    /// All CPU features that a guest can have, in ascending order: the baseline of the host, expanded.
+    /// All CPU features that a guest can have, in ascending order: the expanded baseline of the host.
     #[serde(deserialize_with = "ascending")]
     pub features: Arc<Vec<String>>,
-    /// Features that a guest could have, but for the node's mask: none of them is in `features`. Empty in the
-    /// facts of agents that did not report it.
+    /// CPU features that guests could have if the node did not mask them. None of them is in `features`. Empty in the
+    /// facts of earlier agents, which do not report such features.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub withheld: Vec<String>,
-    /// Machine types of the native architecture, aliases included.
+    /// Machine types of the native architecture, including aliases.
     pub machine_types: Arc<Vec<MachineType>>,
-    /// Whether a guest can have the host's own CPU without the features that cannot be migrated
-    /// (`on` in libvirt's `hostPassthroughMigratable`). Absent if libvirt does not report it, and in the facts
-    /// of agents that did not read it.
+    /// Whether a guest can have the host's own CPU without the features that cannot be migrated (`on` in libvirt's
+    /// `hostPassthroughMigratable`). Absent if libvirt does not report it, and in the facts of earlier agents, which do
+    /// not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_passthrough_migratable: Option<bool>,
-    /// Most bits of a physical address that a guest can have (`maxphysaddr` of the host model). Absent if
-    /// libvirt does not report it, and in the facts of agents that did not read it.
+    /// Maximum number of physical address bits of a guest (`maxphysaddr` of the host model). Absent if libvirt does not
+    /// report it, and in the facts of earlier agents, which do not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_address_bits: Option<u32>,
     /// The host's time stamp counter as libvirt measured it.
@@ -200,21 +201,21 @@ pub struct VirtualizationFacts {
     /// CPU topology of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<HostTopology>,
-    /// Confidential computing.
+    /// Support for confidential computing.
     pub confidential: ConfidentialFacts,
 }
 
-/// The CPU that `host-model` stands for on this node.
+/// The CPU of guests with `host-model` on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HostModel {
-    /// The named model it is based on.
+    /// Named CPU model on which the host model is based.
     pub name: String,
     /// libvirt's `fallback` attribute: `allow` or `forbid`.
     pub fallback: String,
-    /// Features it has beyond the named model.
+    /// Features that the host model has in addition to the named model.
     pub required: Vec<String>,
-    /// Features of the named model that it lacks.
+    /// Features of the named model that the host model lacks.
     pub disabled: Vec<String>,
 }
 
@@ -222,33 +223,34 @@ pub struct HostModel {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CpuModel {
-    /// Name.
+    /// Name of the model.
     pub name: String,
-    /// Whether a guest on this node can have it.
+    /// Whether a guest on the node can have the model.
     pub usable: Usable,
-    /// The versioned model of which this name is an alias.
+    /// Versioned model of which the name is an alias.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canonical: Option<String>,
-    /// QEMU will drop it.
+    /// The model is deprecated: QEMU will remove it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deprecated: bool,
     /// Vendor of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor: Option<String>,
-    /// Features it needs that guests cannot have here: why it is not usable.
+    /// Features that the model needs and that guests on the node cannot have: the reason why the model is not usable.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blockers: Vec<String>,
 }
 
-/// libvirt's `usable` attribute.
+/// Value of libvirt's attribute `usable` of a CPU model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Usable {
     /// A guest can have the model.
     Yes,
-    /// A guest cannot.
+    /// A guest cannot have the model.
     No,
-    /// libvirt does not know; KubeVirt's rule counts it as usable. So does a value of a later version.
+    /// libvirt does not know whether a guest can have the model; KubeVirt's rule counts the model as usable. Values of
+    /// later versions are read as this value.
     #[default]
     #[serde(other)]
     Unknown,
@@ -258,12 +260,12 @@ pub enum Usable {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MachineType {
-    /// Name.
+    /// Name of the machine type.
     pub name: String,
-    /// The versioned type of which this name is an alias.
+    /// Versioned machine type of which the name is an alias.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub canonical: Option<String>,
-    /// QEMU will drop it.
+    /// The machine type is deprecated: QEMU will remove it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deprecated: bool,
 }
@@ -274,7 +276,7 @@ pub struct MachineType {
 pub struct TscCounter {
     /// Frequency in Hz.
     pub frequency_hz: u64,
-    /// Guests can be given another frequency.
+    /// Guests can have another frequency than the host.
     pub scalable: bool,
 }
 
@@ -282,13 +284,13 @@ pub struct TscCounter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HostTopology {
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u32,
-    /// Cores of a socket (dies and clusters multiplied in).
+    /// Number of cores per socket, in all of its dies and clusters together.
     pub cores: u32,
-    /// Threads of a core.
+    /// Number of threads per core.
     pub threads: u32,
-    /// NUMA cells.
+    /// Number of NUMA cells.
     pub numa_cells: u32,
 }
 
@@ -313,15 +315,16 @@ pub struct ConfidentialFacts {
 pub struct SevFacts {
     /// Position of the encryption bit in a page table entry.
     pub cbitpos: u32,
-    /// Physical address bits lost.
+    /// Number of physical address bits that are lost with memory encryption.
     pub reduced_phys_bits: u32,
-    /// Most SEV guests at once.
+    /// Maximum number of SEV guests at the same time.
     pub max_guests: u32,
-    /// Most SEV-ES guests at once; SEV-ES is supported if there can be one.
+    /// Maximum number of SEV-ES guests at the same time. SEV-ES is supported if the number is not 0.
     pub max_es_guests: u32,
 }
 
-/// The state of the host that the facts depend on: if a part of it changes, the host is inspected again.
+/// Fingerprint of the host's state on which the facts depend. When a part of it changes, the agent inspects the host
+/// again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct FactsFingerprint(pub BTreeMap<String, String>);

@@ -38,24 +38,24 @@ pub struct HyperConvergedSpec {
     /// Configuration of live migrations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live_migration_config: Option<LiveMigrationConfig>,
-    /// Eviction strategy of virtual machines that set none.
+    /// Eviction strategy of virtual machines that set no eviction strategy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
-    /// CPU model of virtual machines that name none.
+    /// CPU model of virtual machines that set no CPU model.
     #[serde(default, rename = "defaultCPUModel", skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 63),
         regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
     )]
     pub default_cpu_model: Option<String>,
-    /// Lifetimes of the certificates that Drydock makes for itself.
+    /// Lifetimes of the certificates that Drydock issues for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cert_config: Option<CertConfig>,
-    /// Feature gates by name.
+    /// Feature gates, by name: `true` enables a feature gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("additionalProperties" = {"type": "boolean"}))]
     pub feature_gates: Option<std::collections::BTreeMap<String, bool>>,
-    /// Fields of the HyperConverged API that Drydock has no use for.
+    /// Fields of the HyperConverged API that Drydock does not use.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Map<String, Value>,
@@ -66,7 +66,8 @@ pub struct HyperConvergedSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ObsoleteCpus {
-    /// Models added to the built-in list of obsolete ones; nothing can be taken off that list.
+    /// CPU models that are added to the built-in list of obsolete models. No model can be removed from the built-in
+    /// list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 256),
@@ -76,8 +77,8 @@ pub struct ObsoleteCpus {
         )
     )]
     pub cpu_models: Vec<String>,
-    /// The features of this model get no labels of their own, since every node is expected to have
-    /// them. Penryn if not set.
+    /// Minimum CPU model. Its features get no labels of their own, because every node is expected to have them. Penryn
+    /// if not set.
     #[serde(default, rename = "minCPUModel", skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 63),
@@ -91,62 +92,67 @@ pub struct ObsoleteCpus {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct LiveMigrationConfig {
-    /// Migrations that may run at once in the cluster. 5 if not set.
+    /// Maximum number of migrations that run in the cluster at the same time. 5 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub parallel_migrations_per_cluster: Option<u32>,
-    /// Migrations that may leave one node at once. 2 if not set.
+    /// Maximum number of migrations that leave a node at the same time. 2 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub parallel_outbound_migrations_per_node: Option<u32>,
-    /// Migrations that may arrive at one node at once. 2 if not set.
+    /// Maximum number of migrations that arrive at a node at the same time. 2 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub parallel_inbound_migrations_per_node: Option<u32>,
-    /// Most bytes a second that one migration may send, as a quantity; 0 or not set: no limit.
+    /// Maximum bandwidth of each migration in bytes per second, as a quantity. No limit if 0 or not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 32),
         regex(pattern = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
     )]
     pub bandwidth_per_migration: Option<String>,
-    /// Seconds a migration may take for each GiB it has to copy; 0: no limit. 150 if not set.
+    /// Time limit of a migration in seconds for each GiB that it has to copy. 0 means no limit. 150 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub completion_timeout_per_gi_b: Option<u32>,
-    /// Seconds without progress after which a migration is aborted; 0: never. 150 if not set.
+    /// Time without progress in seconds after which a migration is aborted. 0 means never. 150 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub progress_timeout: Option<u32>,
-    /// Milliseconds that the guest may stand still at the end of a migration. 900 if not set.
+    /// Maximum downtime of the guest at the end of a migration, in milliseconds. 900 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_000_000))]
     pub max_downtime_ms: Option<u32>,
-    /// The guest may be slowed down so that the migration can end. Off if not set.
+    /// The guest may be throttled so that the migration can complete. Off if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,
-    /// The guest may be moved before all of its memory is. Off if not set.
+    /// The guest may be switched to the target before all of its memory is copied (post-copy). Off if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_post_copy: Option<bool>,
-    /// The guest may be paused so that the migration can end. As allowPostCopy if not set.
+    /// The guest may be paused or switched to post-copy so that the migration can complete. The value of allowPostCopy
+    /// if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_workload_disruption: Option<bool>,
-    /// Key of the taint (effect NoSchedule) that empties a node. kubevirt.io/drain if not set.
+    /// Key of the taint that drains a node. The effect of the taint must be NoSchedule. kubevirt.io/drain if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 317))]
     pub node_drain_taint_key: Option<String>,
 }
 
-/// The effect of an eviction on a virtual machine.
+/// Effect of an eviction on a virtual machine.
+///
+/// `None`: the virtual machine is shut down. `LiveMigrate`: the virtual machine is live migrated.
+/// `LiveMigrateIfPossible`: the virtual machine is live migrated if possible, else shut down. `External`: a component
+/// other than Drydock decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum EvictionStrategy {
-    /// It is shut down.
+    /// The virtual machine is shut down.
     None,
-    /// It is live migrated, and the eviction is refused until it has moved.
+    /// The virtual machine is live migrated, and the eviction is refused until it has moved.
     LiveMigrate,
-    /// It is live migrated if it can be, else shut down.
+    /// The virtual machine is live migrated if possible, else shut down.
     LiveMigrateIfPossible,
-    /// Something else decides; the eviction is refused until that has acted.
+    /// A component other than Drydock decides; the eviction is refused until that component has acted.
     External,
 }
 
@@ -155,10 +161,10 @@ pub enum EvictionStrategy {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CertConfig {
-    /// The certificate authority.
+    /// Lifetime of the certificate of the certificate authority.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<CertLifetime>,
-    /// The serving certificates.
+    /// Lifetime of the serving certificates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<CertLifetime>,
 }
@@ -168,14 +174,14 @@ pub struct CertConfig {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CertLifetime {
-    /// Validity period, as a Go duration (`48h0m0s`).
+    /// Validity period of the certificate, as a Go duration (`48h0m0s`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
         regex(pattern = r"^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$")
     )]
     pub duration: Option<String>,
-    /// Time between its renewal and its expiry, as a Go duration (`24h0m0s`).
+    /// Time between the renewal and the expiry of the certificate, as a Go duration (`24h0m0s`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 32),
@@ -188,18 +194,17 @@ pub struct CertLifetime {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HyperConvergedStatus {
-    /// `InForce`: whether this object is the cluster's configuration and every node follows it.
-    /// `DefaultCPUModelOffered`: whether nodes offer the CPU model of virtual machines that name none, while one
-    /// is configured.
+    /// Conditions of the object. `InForce`: whether the object is the cluster's configuration and every node applies
+    /// it. `DefaultCPUModelOffered`: while a default CPU model is configured, whether nodes offer that model.
     #[schemars(schema_with = "crate::hypervisor::conditions")]
     pub conditions: Vec<Condition>,
-    /// Generation of the object that the conditions are about.
+    /// Generation of the object that the conditions describe.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Nodes that follow the object as it is now.
+    /// Number of nodes that apply the current generation of the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes_in_force: Option<u32>,
-    /// Nodes with an agent.
+    /// Number of nodes with an agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
 }

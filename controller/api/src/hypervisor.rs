@@ -12,7 +12,7 @@ use crate::{
     kubevirt::status::DrainRequest,
 };
 
-/// A node seen as a host of virtual machines. It is made and reported by the node's agent.
+/// A node in its role as a host of virtual machines. The agent of the node creates the object and reports its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "drydock.dev",
@@ -44,90 +44,91 @@ pub struct HypervisorSpec {}
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HypervisorStatus {
-    /// Inspected, Labelled, KVMAvailable, Ready, ConfigurationAccepted.
+    /// Conditions of the node: Inspected, Labelled, KVMAvailable, GuestNetwork, Ready and ConfigurationAccepted.
     #[schemars(schema_with = "crate::hypervisor::conditions")]
     pub conditions: Vec<Condition>,
     /// Capabilities of the node, without the masked features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub facts: Option<Arc<NodeFacts>>,
-    /// Number of CPU models that guests can have.
+    /// Number of CPU models that guests can have, including models whose usability libvirt does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usable_models: Option<u32>,
-    /// CPU features that the node shall not offer, whether it has them or not; `facts.virtualization.withheld` are
-    /// those that it has.
+    /// CPU features that the node must not offer to guests, whether the node has them or not.
+    /// `facts.virtualization.withheld` lists those that the node has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masked_features: Vec<String>,
-    /// When and how the facts were found.
+    /// Record of the inspection that found the facts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inspection: Option<InspectionRecord>,
-    /// The configuration that this node follows.
+    /// Configuration that the node applies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub configuration: Option<ConfigurationRecord>,
-    /// Number of CPU labels that facts and configuration give the node.
+    /// Number of CPU labels that result from the facts and the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<u32>,
     /// Version of the agent.
     pub agent_version: String,
-    /// Where controllers reach the agent.
+    /// Network endpoint of the agent for requests from controllers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_endpoint: Option<AgentEndpoint>,
-    /// Progress of emptying the node of virtual machines. Written by the controller.
+    /// Progress of draining virtual machines from the node. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
-    /// Preview of emptying the node, while its Node requests one. Written by the controller.
+    /// Preview of a drain of the node, while an annotation of the Node requests it. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_preview: Option<DrainPreview>,
 }
 
-/// Where controllers reach the agent of a node, and how they recognize it.
+/// Network endpoint of a node's agent, and the fingerprint by which controllers recognize the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentEndpoint {
-    /// Address and port.
+    /// Address and port of the agent.
     pub address: String,
-    /// SHA-256 of its certificate, in hexadecimal digits.
+    /// SHA-256 fingerprint of the agent's certificate, in hexadecimal digits.
     pub certificate_fingerprint: String,
 }
 
-/// Preview of emptying a node of virtual machines: the effects that a request to empty it would have.
+/// Preview of a drain: the effects that a drain of the node would have on its virtual machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPreview {
     /// Time of the last change of the lines.
     pub since: Time,
-    /// The numbers of virtual machines that would move, be shut down and block; the time when the last would have
-    /// moved; then each virtual machine.
+    /// Human-readable lines of the preview. The first lines contain the numbers of virtual machines that would move, be
+    /// shut down and block, and the time until the last virtual machine would have moved. One line for each virtual
+    /// machine follows; a long list is cut.
     pub lines: Vec<String>,
 }
 
-/// Progress of emptying a node of virtual machines.
+/// Progress of draining virtual machines from a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
-    /// The requesters.
+    /// Sources of the requests to drain the node.
     #[serde(default)]
     pub requested_by: Vec<DrainRequest>,
-    /// When it began.
+    /// Time at which the drain began.
     pub started_at: Time,
-    /// When nothing was left.
+    /// Time at which no virtual machine was left on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
-    /// When nothing will be left, estimated from measured migrations.
+    /// Estimated time at which no virtual machine will be left on the node, based on measured migrations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_end: Option<Time>,
-    /// Virtual machines that were to go since it began.
+    /// Largest number of virtual machines that were left on the node at the same time since the drain began.
     pub total: u32,
-    /// Those that are still here.
+    /// Number of virtual machines that are still on the node.
     pub left: u32,
-    /// Of these, those on their way.
+    /// Number of remaining virtual machines that are being migrated.
     pub moving: u32,
-    /// Of these, those whose turn will come.
+    /// Number of remaining virtual machines that wait to be moved.
     pub waiting: u32,
-    /// Of these, those that stay until their cause is removed.
+    /// Number of remaining virtual machines that stay until the cause is removed.
     pub blocked: u32,
-    /// Of these, those that are being shut down, or will be once they are evicted.
+    /// Number of remaining virtual machines that are being shut down, or will be once they are evicted.
     pub shutting_down: u32,
-    /// Those that are still here, those that are blocked first; at most a hundred are listed.
+    /// Virtual machines that are still on the node, the blocked ones first. At most 100 are listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remaining: Vec<RemainingGuest>,
 }
@@ -136,55 +137,55 @@ pub struct DrainStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RemainingGuest {
-    /// Its namespace.
+    /// Namespace of the virtual machine.
     pub namespace: String,
-    /// Its name.
+    /// Name of the virtual machine.
     pub name: String,
-    /// Whether it moves, waits, or stays.
+    /// Whether the virtual machine is being migrated, waits, is blocked or is being shut down.
     pub state: RemainingState,
-    /// Why, in one CamelCase word.
+    /// CamelCase reason for the state.
     pub reason: String,
-    /// The same for people.
+    /// Human-readable message.
     pub message: String,
 }
 
 /// State of a virtual machine that is still on a node that is being emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum RemainingState {
-    /// It stays until a user intervenes.
+    /// The virtual machine stays until a user intervenes.
     Blocked,
-    /// Its turn will come.
+    /// The virtual machine waits to be moved.
     Waiting,
-    /// It is on its way.
+    /// The virtual machine is being migrated.
     Moving,
-    /// It is being shut down, or will be once it is evicted.
+    /// The virtual machine is being shut down, or will be once it is evicted.
     ShuttingDown,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// When and how the facts were found.
+/// Record of the inspection that found the facts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InspectionRecord {
-    /// When the facts were found.
+    /// Time at which the facts were found.
     pub at: Time,
     /// Duration of the inspection, in milliseconds.
     pub took_milliseconds: u64,
-    /// The state of the host that the facts depend on.
+    /// Fingerprint of the host's state on which the facts depend.
     pub fingerprint: FactsFingerprint,
-    /// A later inspection failed, so the facts may no longer be true.
+    /// A later inspection failed, so the facts may be outdated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,
 }
 
-/// The configuration that a node follows.
+/// The configuration that a node applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationRecord {
-    /// The objects that were read, and whether they are in force here.
+    /// Configuration objects that the agent has read, and whether they are in force on the node.
     pub objects: Vec<ConfigurationObject>,
     /// Obsolete CPU models beyond the built-in ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -192,30 +193,30 @@ pub struct ConfigurationRecord {
     /// The minimum CPU model.
     #[serde(rename = "minCPUModel")]
     pub min_cpu_model: String,
-    /// Its features, unless it is the default one, whose are documented.
+    /// Features of the minimum CPU model. Empty for the default model, whose features are documented.
     #[serde(rename = "minCPUFeatures", skip_serializing_if = "Vec::is_empty")]
     pub min_cpu_features: Vec<String>,
-    /// Guests may run by emulation where KVM is not usable.
+    /// Guests may run in emulation where KVM is not usable.
     pub use_emulation: bool,
-    /// Feature gates that are on.
+    /// Names of the enabled feature gates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub feature_gates: Vec<String>,
 }
 
-/// A configuration object as one node sees it.
+/// A configuration object, as the agent of a node has read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigurationObject {
-    /// `HyperConverged` or `ConfigMap`.
+    /// Kind of the object: `HyperConverged` or `ConfigMap`.
     pub kind: String,
     /// Namespace of the object.
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// `metadata.generation`, or `metadata.resourceVersion` of a ConfigMap.
+    /// Revision of the object: `metadata.generation`, or `metadata.resourceVersion` of a ConfigMap.
     pub revision: String,
-    /// The values that are not allowed; with any of these the object is not in force here and the
-    /// last good one stays.
+    /// Values of the object that are not allowed. With any such value, the object is not in force on the node, and the
+    /// last valid configuration stays in force.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
 }

@@ -66,23 +66,22 @@ pub(crate) fn definitions() -> [CustomResourceDefinition; 4] {
     definitions
 }
 
-/// A condition of a virtual machine, as KubeVirt writes them: like those of Kubernetes, with the
-/// reason and the message optional.
+/// A condition in KubeVirt's format: like a condition of Kubernetes, with reason and message being optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
     /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     pub status: String,
     /// CamelCase reason of the last change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The same for people.
+    /// Human-readable message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// When the status last changed.
+    /// Time of the last change of the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_time")]
     pub last_transition_time: Option<Timestamp>,

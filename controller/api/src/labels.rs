@@ -14,7 +14,7 @@ use crate::removal::UNINSTALL;
 pub const CPU_FEATURE: &str = "cpu-feature.node.kubevirt.io/";
 /// Prefix: CPU models that guests on this node can have.
 pub const CPU_MODEL: &str = "cpu-model.node.kubevirt.io/";
-/// Prefix: CPU models with which a guest may have been started elsewhere and still run here.
+/// Prefix: CPU models of guests that were started on another node and can run on this node.
 pub const CPU_MODEL_MIGRATION: &str = "cpu-model-migration.node.kubevirt.io/";
 /// Prefix: the model that libvirt uses for `host-model` guests on this node.
 pub const HOST_MODEL: &str = "host-model-cpu.node.kubevirt.io/";
@@ -64,7 +64,8 @@ pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
 /// Guests on this node can have a network: `true` or `false`. Launcher pods of guests with a network select on it.
 pub const GUEST_NETWORK: &str = "drydock.dev/guest-network";
 
-/// Prefix: the launcher pod whose label `drydock.dev/launcher` has this value is bound to this node and has not ended.
+/// Prefix: a launcher pod that is bound to this node and has not ended. The rest of the key is the value of the pod's
+/// label `drydock.dev/launcher`.
 ///
 /// The pod's required node affinity accepts a node with this label regardless of its other labels, so that a restarted
 /// kubelet admits the pod again.
@@ -89,7 +90,7 @@ pub const OWNED_PREFIXES: [&str; 10] = [
     CPU_MINIMUM,
 ];
 
-/// Keys without these prefixes that belong to the labeller.
+/// Keys that belong to the labeller, in addition to those with [`OWNED_PREFIXES`].
 pub const OWNED_KEYS: [&str; 10] = [
     OBSOLETE_HOST_MODEL,
     REALTIME,

@@ -17,67 +17,74 @@ use serde::{Deserialize, Serialize};
 pub const CONTAINER: &str = "compute";
 /// Path of the launcher in its image.
 pub const PROGRAM: &str = "/usr/bin/drydock-launcher";
-/// Subcommand of the launcher that compares the disk in the image of its own container with that in the image whose
-/// root directory follows; the path of the disk in both images may follow that.
+/// Subcommand of the launcher that compares the disk in the image of its own container with the disk in another image.
+/// The first argument is the root directory of the other image; the optional second argument is the path of the disk in
+/// both images.
 pub const SAME_DISK: &str = "same-disk";
-/// Mount point of the launcher's image in containers of other images. Disk images have no libraries, so the launcher
-/// runs from there with its own. Paths are those of Debian on amd64, the base of the launcher's image.
+/// Mount point of the launcher's image in containers of other images. Disk images contain no libraries, so in their
+/// containers the launcher runs from this mount point with its own libraries. Paths are those of Debian on amd64, the
+/// base of the launcher's image.
 pub const LAUNCHER_FOLDER: &str = "/launcher";
 /// Path of the launcher in its image.
 pub const LAUNCHER_PROGRAM: &str = "/usr/bin/drydock-launcher";
-/// Path in that image of the dynamic loader (`ld.so(8)`), which runs the launcher with libraries in another directory.
+/// Path of the dynamic loader (`ld.so(8)`) in the launcher's image. The loader runs the launcher with libraries in
+/// another directory.
 pub const LOADER: &str = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-/// Directory of these libraries.
+/// Directory of the launcher's libraries in its image.
 pub const LOADER_LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 /// User and group of all processes in the pod, called `qemu` in the image.
 pub const UID: i64 = 107;
 /// Environment variable with the [`PodGuest`] as JSON.
 pub const GUEST_VARIABLE: &str = "DRYDOCK_GUEST";
-/// The pod's volume that launcher and agent share.
+/// Name of the pod's volume that the launcher and the agent share.
 pub const RUN_VOLUME: &str = "run";
-/// Mount point of that volume; also `XDG_RUNTIME_DIR`.
+/// Mount point of [`RUN_VOLUME`]; also the value of `XDG_RUNTIME_DIR` for libvirt.
 pub const RUN_FOLDER: &str = "/run/drydock";
-/// The pod's volume for disks with the lifetime of the pod.
+/// Name of the pod's volume for disks with the lifetime of the pod.
 pub const DISKS_VOLUME: &str = "disks";
-/// Mount point of that volume.
+/// Mount point of [`DISKS_VOLUME`].
 pub const DISKS_FOLDER: &str = "/var/lib/drydock/disks";
-/// Mount point in the pod of libvirt's cached QEMU capabilities, which the node's agent provides if it can, so that
-/// libvirt need not probe again. One file per QEMU, named by libvirt.
+/// Mount point of libvirt's cached QEMU capabilities in the pod. The node's agent provides them if it can, so that
+/// libvirt need not probe QEMU again. There is one file per QEMU, named by libvirt.
 pub const CAPABILITIES_FOLDER: &str = "/var/lib/drydock/capabilities";
-/// Location of the same cache of a session libvirt, below its `XDG_CACHE_HOME`.
+/// Path of the cache of QEMU capabilities below the `XDG_CACHE_HOME` of a session libvirt.
 pub const CAPABILITIES_IN_CACHE: &str = "libvirt/qemu/cache/capabilities";
 /// Folder below which the images of containerDisks are mounted, by volume name.
 pub const IMAGES_FOLDER: &str = "/images";
 /// Folder below which filesystem volumes are mounted, by volume name.
 pub const VOLUMES_FOLDER: &str = "/volumes";
-/// The disk's file in such a volume.
+/// Name of the disk's file in a filesystem volume.
 pub const DISK_FILE: &str = "disk.img";
 /// Folder below which block volumes appear as devices, by volume name.
 pub const DEVICES_FOLDER: &str = "/devices";
 /// Folder below which Secrets are mounted, by volume name.
 pub const SECRETS_FOLDER: &str = "/secrets";
-/// The folder of a Secret or ConfigMap whose files a volume has.
+/// Folder of the files of a Secret, ConfigMap or similar source, below the volume's folder in [`SECRETS_FOLDER`].
 pub const SECRET_FILES: &str = "files";
-/// The folder of a Secret with user data.
+/// Folder of a Secret with user data, below the volume's folder in [`SECRETS_FOLDER`].
 pub const SECRET_USER: &str = "user";
-/// The folder of a Secret with network data.
+/// Folder of a Secret with network data, below the volume's folder in [`SECRETS_FOLDER`].
 pub const SECRET_NETWORK: &str = "network";
-/// Beginning of the name of the folder of a Secret with public keys of SSH; a number from 0 follows.
+/// Name prefix of the folder of a Secret with public SSH keys, below the volume's folder in [`SECRETS_FOLDER`]; a
+/// number from 0 follows.
 pub const SECRET_KEYS: &str = "keys";
-/// Folder below which the Secrets are mounted that the guest's agent sets, by number from 0. The node's agent reads them
-/// from the kubelet's folder; the kubelet mounts only volumes that a container uses.
+/// Folder below which the Secrets with the credentials that the guest agent sets are mounted, by number from 0. The
+/// node's agent reads the Secrets from the kubelet's folder. They are mounted because the kubelet only provides volumes
+/// that a container uses.
 pub const CREDENTIALS_FOLDER: &str = "/credentials";
-/// libvirt's socket, below the run folder.
+/// Path of libvirt's socket, below the run folder.
 pub const LIBVIRT_SOCKET: &str = "libvirt/libvirt-sock";
 /// The folder, below the run folder, of the sockets for migrations. The launcher creates it.
 pub const MIGRATION_FOLDER: &str = "migration";
-/// Socket in that folder; a tunnel connects it to the target's libvirt.
+/// Path of the socket for libvirt's connection of a migration, below the run folder. A tunnel connects it to the
+/// target's libvirt.
 pub const MIGRATION_LIBVIRT_SOCKET: &str = "migration/libvirt.sock";
-/// Socket in that folder, for the guest's memory.
+/// Path of the socket for the memory of a migrating guest, below the run folder.
 pub const MIGRATION_MEMORY_SOCKET: &str = "migration/memory.sock";
-/// Socket in that folder, for the guest's disks.
+/// Path of the socket for the disks of a migrating guest, below the run folder.
 pub const MIGRATION_DISKS_SOCKET: &str = "migration/disks.sock";
-/// File in that folder that marks the guest as migrated away for good. The node's tunnel creates it once it has proof.
+/// Path of the file that marks the guest as migrated away for good, below the run folder. The node's tunnel creates the
+/// file once it has proof.
 pub const MIGRATION_LEFT_FILE: &str = "migration/left";
 /// The device with which QEMU waits for memory that arrives later, in post-copy (`userfaultfd(2)`).
 pub const USERFAULTFD: &str = "/dev/userfaultfd";
@@ -183,7 +190,7 @@ pub enum ProbeAction {
 pub struct GuestReadiness {
     /// The guest is ready.
     pub ready: bool,
-    /// Why the guest is not ready, for users.
+    /// Human-readable reason why the guest is not ready.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
@@ -209,8 +216,8 @@ pub enum DiskSource {
         /// Path of the disk in the image; the only file in its folder `/disk` if absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         path: Option<String>,
-        /// Size of the overlay in bytes, if it differs from the image's: that of the disk whose content is migrated
-        /// from another pod.
+        /// Size of the overlay in bytes, if it differs from the size of the image. Set if the content of the disk is
+        /// migrated from another pod: the overlay then has the size of that disk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         size: Option<u64>,
     },
@@ -251,10 +258,11 @@ pub struct CloudInit {
     /// The file `network-config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_data: Option<CloudInitText>,
-    /// `uuid` of the meta-data of a config drive; without one it is a NoCloud disk.
+    /// `uuid` of the meta-data of a config drive. Without it, the disk is a NoCloud disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_drive_uuid: Option<String>,
-    /// Number of Secrets with public keys of SSH for the meta-data, mounted in folders [`SECRET_KEYS`] 0 and up.
+    /// Number of Secrets with public SSH keys for the meta-data. Their folders are named [`SECRET_KEYS`] with a number
+    /// from 0.
     #[serde(skip_serializing_if = "is_zero")]
     pub key_secrets: usize,
 }
@@ -270,11 +278,11 @@ fn is_zero(number: &usize) -> bool {
 pub enum CloudInitText {
     /// Plain text.
     Plain(String),
-    /// Encoded in base64.
+    /// Text encoded in base64.
     Base64(String),
-    /// From the Secret that is mounted for it.
+    /// Data from a Secret that is mounted into the pod.
     Secret {
-        /// The Secret's name, for users; absent from controllers of earlier versions.
+        /// Name of the Secret, for messages; absent from controllers of earlier versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
     },
@@ -286,20 +294,21 @@ pub enum CloudInitText {
 pub struct Ready {
     /// The disks, in the order of [`PodGuest::disks`].
     pub disks: Vec<PreparedDisk>,
-    /// The pod's addresses: a guest that starts here has them, and keeps them on other nodes.
+    /// Addresses of the pod. A guest that starts in the pod has these addresses, and keeps them on other nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<PodAddress>,
     /// Whether a guest may migrate to this pod by post-copy: [`USERFAULTFD`] can be opened.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub post_copy: bool,
-    /// Whether the guest has a readiness probe that the launcher runs: [`READINESS_FILE`] has its result. (Launchers
-    /// of earlier releases leave it to the kubelet.)
+    /// Whether the guest has a readiness probe that the launcher runs: [`READINESS_FILE`] contains its result.
+    /// Launchers of earlier releases leave the probe to the kubelet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub probes_readiness: bool,
 }
 
 impl Ready {
-    /// Returns the first disk with a format that this version does not know. A guest must not be started on it.
+    /// Returns the first disk with a format that this version does not know. A guest must not be started with such a
+    /// disk.
     pub fn unknown_disk(&self) -> Option<&PreparedDisk> {
         self.disks.iter().find(|disk| {
             let below = disk.backing.as_ref().map(|backing| backing.format);
@@ -314,7 +323,7 @@ impl Ready {
 pub struct PodAddress {
     /// The address.
     pub address: IpAddr,
-    /// Prefix length of its network, in bits.
+    /// Prefix length of the address's network, in bits.
     pub prefix: u8,
 }
 
@@ -326,9 +335,9 @@ pub struct PreparedDisk {
     pub name: String,
     /// Path of the file or device in the pod.
     pub path: String,
-    /// The format of its content.
+    /// Format of the disk's content.
     pub format: DiskFormat,
-    /// Size for the guest, in bytes.
+    /// Size of the disk that the guest sees, in bytes.
     pub virtual_size: u64,
     /// The read-only image below the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -341,7 +350,7 @@ pub struct PreparedDisk {
 pub struct BackingImage {
     /// Path of the file in the pod.
     pub path: String,
-    /// The format of its content.
+    /// Format of the image's content.
     pub format: DiskFormat,
     /// Size in bytes.
     pub virtual_size: u64,
@@ -377,10 +386,10 @@ impl DiskFormat {
 pub struct Ending {
     /// The outcome.
     pub outcome: GuestOutcome,
-    /// The outcome for users, with details from libvirt.
+    /// Human-readable message about the outcome, with details from libvirt.
     pub message: String,
-    /// Whether the launcher was requested to end its pod and had pressed the guest's power button or begun to destroy
-    /// the guest before it ended: the end was then not the guest's own decision. `None` if the launcher does not
+    /// Whether the end was not the guest's own decision: the launcher was requested to end its pod, and had pressed the
+    /// guest's power button or begun to destroy the guest before the guest ended. `None` if the launcher does not
     /// report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested: Option<bool>,

@@ -30,7 +30,8 @@ pub use maintenance::NodeMaintenance;
 
 /// Returns the CRDs of all kinds, as in `deploy/crds`.
 ///
-/// The schemas contain no formats that Kubernetes does not know (`uint32`, ...); it would warn about them.
+/// Formats that Kubernetes does not know, such as `uint32`, are removed from the schemas, because the API server would
+/// warn about them.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut definitions = vec![Hypervisor::crd(), HyperConverged::crd()];
     definitions.extend(kubevirt::definitions());
@@ -83,5 +84,5 @@ pub const AGENT_FIELD_MANAGER: &str = "drydock-agent";
 /// Field manager of everything that the controller applies.
 pub const CONTROLLER_FIELD_MANAGER: &str = "drydock-controller";
 
-/// Namespace into which Drydock's own manifests install it.
+/// Namespace into which Drydock's manifests install Drydock.
 pub const NAMESPACE: &str = "drydock";

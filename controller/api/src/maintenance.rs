@@ -26,31 +26,31 @@ pub const KIND: &str = "NodeMaintenance";
 pub const PLURAL: &str = "nodemaintenances";
 /// The version, the same in both groups.
 pub const VERSION: &str = "v1beta1";
-/// Finalizer of a NodeMaintenance: it stays until the node is restored. The name of both operators.
+/// Finalizer of a NodeMaintenance: the object is kept until the node is restored. Both operators use this name.
 pub const FINALIZER: &str = "foregroundDeleteNodeMaintenance";
-/// Label of a node: excludes a node in maintenance from NodeHealthCheck; its value is `true`.
+/// Label of a node: excludes the node from NodeHealthCheck while it is in maintenance. The value is `true`.
 pub const EXCLUDE_FROM_REMEDIATION: &str = "remediation.medik8s.io/exclude-from-remediation";
-/// Taint of a node: the node is cordoned or in maintenance; without value, effect NoSchedule.
+/// Taint of a node: the node is cordoned or in maintenance. The taint has no value and the effect NoSchedule.
 pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
-/// Holder of a node's Lease while it is in maintenance.
+/// Holder of a node's Lease while the node is in maintenance.
 pub const LEASE_HOLDER: &str = "node-maintenance";
-/// Default namespace of these Leases: that of the remediators that respect them.
+/// Default namespace of the Leases of nodes: the namespace of the remediators that respect these Leases.
 pub const LEASE_NAMESPACE: &str = "medik8s-leases";
 /// Condition of a Node (KEP-5683): the node is in maintenance.
 pub const IN_PROGRESS: &str = "MaintenanceInProgress";
 /// Condition of a Node (KEP-5683): the node will be in maintenance.
 pub const PLANNED: &str = "MaintenancePlanned";
-/// Field manager of these conditions.
+/// Field manager of the conditions [`IN_PROGRESS`] and [`PLANNED`].
 pub const FIELD_MANAGER: &str = "drydock-maintenance";
-/// Label of a Lease: it reserves a node for a NodeMaintenance that is being created.
+/// Label of a Lease: the Lease reserves a node for a NodeMaintenance that is being created.
 pub const RESERVATION: &str = "drydock.dev/maintenance-reservation";
-/// Annotation of such a Lease: group and name of the NodeMaintenance.
+/// Annotation of a Lease that reserves a node: group and name of the NodeMaintenance.
 pub const RESERVED_FOR: &str = "drydock.dev/reserved-for";
 
 /// The API groups that serve the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Group {
-    /// `nodemaintenance.medik8s.io`, the newer one.
+    /// `nodemaintenance.medik8s.io`, the newer group.
     Medik8s,
     /// `nodemaintenance.kubevirt.io`, which KubeVirt's users know.
     KubeVirt,
@@ -60,7 +60,7 @@ impl Group {
     /// Both groups.
     pub const ALL: [Self; 2] = [Self::Medik8s, Self::KubeVirt];
 
-    /// Returns the name in the API.
+    /// Returns the name of the group in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Medik8s => "nodemaintenance.medik8s.io",
@@ -73,8 +73,8 @@ impl Group {
         Self::ALL.into_iter().find(|group| group.as_str() == name)
     }
 
-    /// Returns the key of the taint that marks a node as being drained, named after the operator; without value,
-    /// effect NoSchedule.
+    /// Returns the key of the taint that marks a node as being drained. The key is named after the operator; the taint
+    /// has no value and the effect NoSchedule.
     pub fn drain_taint(self) -> &'static str {
         match self {
             Self::Medik8s => "medik8s.io/drain",
@@ -83,7 +83,7 @@ impl Group {
     }
 }
 
-/// A node that is drained and kept empty, of either group.
+/// A NodeMaintenance of either group: a node that is drained and kept empty.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeMaintenance {
     /// The object's metadata.
@@ -124,7 +124,7 @@ impl Resource for NodeMaintenance {
     }
 }
 
-/// Which node, and how.
+/// The node to maintain, and the parameters of its drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "nodemaintenance.medik8s.io",
@@ -146,23 +146,23 @@ impl Resource for NodeMaintenance {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeMaintenanceSpec {
-    /// The node. It cannot be changed.
+    /// Name of the node. The field is immutable.
     #[schemars(length(min = 1, max = 253))]
     #[schemars(extend("x-kubernetes-validations" = [
         {"rule": "self == oldSelf", "message": "updating spec.NodeName isn't allowed"},
     ]))]
     pub node_name: String,
-    /// Why, for people. It can be changed.
+    /// Human-readable reason for the maintenance. The field can be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Time limit for emptying the node, such as `45m` or `1h30m`. After that the maintenance has failed and the node
-    /// is given back as it was. Without it there is no limit. A node that was empty once stays in maintenance however
-    /// long that takes.
+    /// Time limit for emptying the node, such as `45m` or `1h30m`. No limit if not set. When the limit is exceeded, the
+    /// maintenance fails and the node is restored to its earlier state. A node that was empty once stays in maintenance
+    /// regardless of the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "duration")]
     pub timeout: Option<String>,
-    /// Seconds that each pod has to end, instead of its own. Never 0: that would take a pod for gone
-    /// which may still run.
+    /// Grace period of each pod in seconds, instead of the pod's own grace period. At least 1: with 0, a pod that may
+    /// still run would be considered deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub grace_period_seconds: Option<i64>,
@@ -185,61 +185,63 @@ fn duration(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeMaintenanceStatus {
-    /// `Running`, `Succeeded` or `Failed`.
+    /// Phase of the maintenance: `Running`, `Succeeded` (the node is empty) or `Failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Reason why the node is not emptied, or why the maintenance failed; absent if nothing is wrong.
+    /// Error that keeps the node from being emptied, or reason why the maintenance failed. Absent if there is no error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// When this was last written.
+    /// Time of the last update of the status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_update: Option<Time>,
-    /// Names of the pods that have not left.
+    /// Names of the pods that have not left the node.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
     pub pending_pods: Vec<String>,
-    /// The same with their namespaces.
+    /// Names and namespaces of the pods that have not left the node.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
     pub pending_pods_refs: Vec<PodReference>,
-    /// All pods of the node when the maintenance began.
+    /// Number of pods on the node when the maintenance began.
     #[serde(rename = "totalpods", skip_serializing_if = "Option::is_none")]
     pub total_pods: Option<i64>,
-    /// Those of them that had to leave.
+    /// Number of pods that had to leave the node when the maintenance began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_pods: Option<i64>,
-    /// Percentage of `evictionPods` that have left. It never decreases.
+    /// Percentage of `evictionPods` that have left the node. The value never decreases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_progress: Option<i64>,
     /// Number of consecutive failures to renew the node's Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_on_lease_count: Option<i64>,
-    /// Number of pods that have not left.
+    /// Number of pods that have not left the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<i64>,
-    /// Each pod that has not left, and why.
+    /// Pods that have not left the node, each with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
     #[schemars(schema_with = "pods")]
     pub pods: Vec<PendingPod>,
-    /// Drained (whether the node is empty, else what it waits for), Cordoned, LeaseHeld.
+    /// Conditions of the maintenance: Drained (whether the node is empty, and if not, why), Cordoned and LeaseHeld.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
     #[schemars(schema_with = "crate::hypervisor::conditions")]
     pub conditions: Vec<Condition>,
-    /// When the maintenance began.
+    /// Time at which the maintenance began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When the node was empty for the first time, or when it had been given back after a failure.
+    /// Time at which the node was empty for the first time, or at which it had been restored after a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
-    /// When the last pod will have left at the latest, if nothing is in its way.
+    /// Time by which the last pod will have left the node, unless something delays it. Absent if a pod may stay
+    /// indefinitely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub estimated_end: Option<Time>,
-    /// The node was unschedulable before the maintenance began, and stays so after it.
+    /// The node was unschedulable before the maintenance began, and stays unschedulable afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_was_unschedulable: Option<bool>,
-    /// Value of the node's label `remediation.medik8s.io/exclude-from-remediation` before the maintenance began; it
-    /// has it again afterwards.
+    /// Value of the node's label `remediation.medik8s.io/exclude-from-remediation` before the maintenance began. The
+    /// value is restored afterwards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_before: Option<String>,
-    /// Keys of the taints that a maintenance sets (effect NoSchedule) and that the node had before; they stay after it.
+    /// Keys of those taints of a maintenance (effect NoSchedule) that the node had before the maintenance began. These
+    /// taints stay on the node afterwards.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
     pub taints_before: Vec<String>,
     /// UID of the Node that is in maintenance.
@@ -247,7 +249,7 @@ pub struct NodeMaintenanceStatus {
     pub node_uid: Option<String>,
 }
 
-/// Deserializes a list; other implementations may write an empty one as null.
+/// Deserializes a list. Other implementations may write an empty list as null.
 fn none_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -267,14 +269,14 @@ fn pods(generator: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Names a pod.
+/// Reference to a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PodReference {
-    /// Its namespace.
+    /// Namespace of the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
@@ -283,30 +285,30 @@ pub struct PodReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Since when it is waited for.
+    /// Time since which the maintenance has waited for the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_since: Option<Time>,
-    /// Why it has not left, in one CamelCase word.
+    /// CamelCase reason why the pod has not left the node.
     pub reason: String,
-    /// The message with which the API server last refused its eviction.
+    /// Message with which the API server last refused the eviction of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answer: Option<String>,
-    /// The disruption budget that blocks its eviction.
+    /// PodDisruptionBudget that blocks the eviction of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<Blocker>,
 }
 
-/// A disruption budget that blocks the eviction of a pod, with the numbers of its status.
+/// A PodDisruptionBudget that blocks the eviction of a pod, with the numbers of its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Blocker {
-    /// `PodDisruptionBudget`.
+    /// Kind of the object: `PodDisruptionBudget`.
     pub kind: String,
-    /// Its name; it is in the pod's namespace.
+    /// Name of the PodDisruptionBudget, which is in the namespace of the pod.
     pub name: String,
     /// Number of pods that may be evicted now.
     pub disruptions_allowed: i32,
@@ -318,7 +320,8 @@ pub struct Blocker {
     pub expected_pods: i32,
 }
 
-/// Returns the CRDs of both kinds. Only the newer group has the short name, so that it is not ambiguous.
+/// Returns the CRDs of the kind in both groups. Only the CRD of the newer group has the short name, so that the short
+/// name is unambiguous.
 pub(crate) fn definitions() -> [CustomResourceDefinition; 2] {
     Group::ALL.map(|group| {
         let mut definition = Definition::crd();

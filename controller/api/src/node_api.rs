@@ -1,5 +1,5 @@
-//! The contract of an agent's port, through which controllers reach the guests of its node: commands, and the streams of
-//! consoles.
+//! The contract of an agent's port, through which controllers reach the guests of its node: commands, reports, and the
+//! streams of consoles.
 //!
 //! ```text
 //! controller ── PUT /guests/UID/pause ─────────────────────▶ agent ── libvirt ─▶ guest
@@ -7,39 +7,40 @@
 //!            ── GET /guests/UID/console, Upgrade: stream ──▶       ── socket in the pod
 //! ```
 //!
-//! TLS 1.3 with a certificate on each side: the agent's is made when its process starts, and controllers know it by the
-//! fingerprint in the node's Hypervisor; the controller's is that of its webhooks, which agents verify by the bundle in
-//! the APIService that API servers verify it by.
+//! Connections use TLS 1.3 with a certificate on each side. The agent creates its certificate when its process starts,
+//! and controllers verify it by the fingerprint in the node's Hypervisor. The controller's certificate is that of its
+//! webhooks; agents verify it by the CA bundle in the APIService, as API servers do.
 
 use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
-/// The APIService whose `caBundle` agents verify controllers by.
+/// Name of the APIService with the `caBundle` by which agents verify controllers.
 pub const TRUST_ANCHOR: &str = "v1.subresources.kubevirt.io";
 /// The protocol of a stream, in the header `Upgrade`: bytes of the guest's device in both directions.
 pub const STREAM_PROTOCOL: &str = "drydock-stream";
-/// Query of a stream's path: the stream is refused while there is another, instead of replacing it.
+/// Query of a stream's path: if another client uses the stream, the request is refused instead of replacing that
+/// client.
 const PRESERVE_SESSION: &str = "preserve=true";
 /// Query of `freeze`: the number of seconds until the agent thaws the file systems by itself.
 const THAW_AFTER: &str = "thawAfter";
-/// Path below which guests are, by the UID of their VirtualMachineInstance.
+/// Path prefix of requests to guests; the UID of the guest's VirtualMachineInstance follows.
 const GUESTS: &str = "/guests/";
 
 /// A command to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GuestCommand {
-    /// Stops its virtual CPUs.
+    /// Stops the guest's virtual CPUs.
     Pause,
-    /// Lets them continue.
+    /// Resumes the guest's virtual CPUs.
     Unpause,
-    /// Requests that its operating system restarts.
+    /// Requests a restart by the guest's operating system.
     SoftReboot,
-    /// Restarts its virtual machine at once, like a reset button.
+    /// Restarts the virtual machine at once, like a reset button.
     Reset,
     /// Has the guest agent flush and freeze the guest's file systems, for a consistent backup.
     Freeze {
-        /// Seconds until the agent thaws them by itself; `None`: never.
+        /// Seconds until the node's agent thaws the file systems by itself; `None`: never.
         thaw_after: Option<NonZeroU32>,
     },
     /// Thaws the guest's file systems.
@@ -57,7 +58,7 @@ impl GuestCommand {
         Self::Unfreeze,
     ];
 
-    /// Returns the name in paths, which is that of KubeVirt's subresource.
+    /// Returns the command's name in paths, which is the name of KubeVirt's subresource.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pause => "pause",
@@ -69,7 +70,7 @@ impl GuestCommand {
         }
     }
 
-    /// Parses name and query.
+    /// Parses the name and the query of a command.
     fn parse(name: &str, query: Option<&str>) -> Option<Self> {
         let command = Self::ALL.into_iter().find(|known| known.as_str() == name)?;
         match (command, query) {
@@ -85,16 +86,16 @@ impl GuestCommand {
     }
 }
 
-/// Something about a guest that is read once.
+/// A report about a guest, read with a single request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GuestReport {
-    /// The information that its guest agent has about it.
+    /// Information about the guest, as the guest agent reports it.
     GuestOsInfo,
-    /// Its users, according to its guest agent.
+    /// Users of the guest, as the guest agent reports them.
     UserList,
-    /// Its file systems, according to its guest agent.
+    /// File systems of the guest, as the guest agent reports them.
     FilesystemList,
-    /// A picture of its display.
+    /// A picture of the guest's display.
     Screenshot,
 }
 
@@ -107,7 +108,7 @@ impl GuestReport {
         Self::Screenshot,
     ];
 
-    /// Returns the name in paths, which is that of KubeVirt's subresource but for the last.
+    /// Returns the report's name in paths, which is the name of KubeVirt's subresource, except for the screenshot.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::GuestOsInfo => "guestosinfo",
@@ -118,7 +119,7 @@ impl GuestReport {
     }
 }
 
-/// A device of a guest that is carried as a stream of bytes.
+/// A device of a guest whose data is transferred as a stream of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GuestStream {
     /// The first serial port.
@@ -131,7 +132,7 @@ impl GuestStream {
     /// All streams.
     pub const ALL: [Self; 2] = [Self::Console, Self::Vnc];
 
-    /// Returns the name in paths, which is that of KubeVirt's subresource.
+    /// Returns the stream's name in paths, which is the name of KubeVirt's subresource.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Console => "console",
@@ -140,19 +141,19 @@ impl GuestStream {
     }
 }
 
-/// The request that a path names.
+/// A request to the port of an agent, as encoded in its path and query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeApiRequest<'a> {
     /// A command to the guest with this UID.
     Command(&'a str, GuestCommand),
     /// A report about the guest with this UID.
     Report(&'a str, GuestReport),
-    /// A stream of the guest with this UID, and whether it is to be refused while there is another.
+    /// A stream of the guest with this UID, and whether the request is refused while another client uses the stream.
     Stream(&'a str, GuestStream, bool),
 }
 
 impl<'a> NodeApiRequest<'a> {
-    /// Returns the path, with the query.
+    /// Returns the path of the request, with its query.
     pub fn path(self) -> String {
         match self {
             Self::Command(
@@ -168,7 +169,7 @@ impl<'a> NodeApiRequest<'a> {
         }
     }
 
-    /// Parses a path and its query.
+    /// Parses the path and the query of a request.
     pub fn parse(path: &'a str, query: Option<&str>) -> Option<Self> {
         let (uid, name) = path.strip_prefix(GUESTS)?.split_once('/')?;
         if uid.is_empty() {
@@ -187,9 +188,9 @@ impl<'a> NodeApiRequest<'a> {
 /// The body of a response whose status is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeApiRefusal {
-    /// Why, for decisions.
+    /// Machine-readable reason.
     pub reason: RefusalReason,
-    /// The same for people.
+    /// Human-readable message.
     pub message: String,
 }
 
@@ -206,15 +207,15 @@ impl NodeApiRefusal {
 /// Why an agent refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefusalReason {
-    /// The node has no such guest, or its guest does not run there.
+    /// The node does not know the guest, or the guest is not on the node.
     NotHere,
-    /// The guest is in a state in which this cannot be done.
+    /// The request is impossible in the present state of the guest.
     Conflict,
-    /// The stream is in use, and the request does not replace it.
+    /// Another client uses the stream, and the request does not replace that client.
     InUse,
-    /// The node carries as many streams as it may.
+    /// The node carries its maximum number of streams, or too many other requests are in progress.
     TooMany,
-    /// libvirt or the guest's pod does not do it.
+    /// The request failed, for example in libvirt or in the guest's pod.
     Failed,
     /// A reason of a later version.
     #[serde(other)]

@@ -12,13 +12,13 @@ pub mod hypervisor {
     pub const GUEST_NETWORK: &str = "GuestNetwork";
     /// The node accepts virtual machines.
     pub const READY: &str = "Ready";
-    /// The cluster's configuration is in force on this node.
+    /// The node applies the cluster's configuration.
     pub const CONFIGURATION_ACCEPTED: &str = "ConfigurationAccepted";
 }
 
 /// Conditions of a Node, as KEP-5683 names them.
 pub mod node {
-    /// The node is being drained, and has been for about four seconds.
+    /// The node is being drained, and the drain has lasted for about four seconds or longer.
     pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
     /// No drainable workload is left on the node: it is safe to power off.
     pub const DRAINED: &str = "Drained";
@@ -30,7 +30,7 @@ pub mod node {
 
 /// Conditions of a HyperConverged.
 pub mod hyperconverged {
-    /// This object is the cluster's configuration and every node follows it.
+    /// The object is the cluster's configuration, and every node applies it.
     pub const IN_FORCE: &str = "InForce";
     /// Nodes offer the CPU model of virtual machines that specify none.
     pub const DEFAULT_CPU_MODEL_OFFERED: &str = "DefaultCPUModelOffered";
@@ -44,7 +44,7 @@ pub mod events {
     pub const INSPECTION_FAILED: &str = "InspectionFailed";
     /// The host's CPU model is obsolete (KubeVirt's name).
     pub const HOST_MODEL_OBSOLETE: &str = "HostModelIsObsolete";
-    /// Guests on a node can have no network; the message has the reason.
+    /// Guests on a node cannot have a network; the message has the reason.
     pub const GUEST_NETWORK_UNAVAILABLE: &str = "GuestNetworkUnavailable";
     /// A configuration object contains an invalid value.
     pub const CONFIGURATION_REFUSED: &str = "ConfigurationRefused";

@@ -123,7 +123,7 @@ fn sample(schema: &JSONSchemaProps) -> Value {
     }
 }
 
-/// Calls `found` for each enumeration: with its path, and with an object that has a later value there.
+/// Calls `found` for each enumeration: with its path, and with an object that has a later value at that path.
 fn later_values(
     schema: &JSONSchemaProps,
     path: &str,

@@ -1,4 +1,4 @@
-//! `kubectl drydock check`: reads what there is to be checked.
+//! `kubectl drydock check`: reads the objects that the checks need.
 
 use std::{fmt::Debug, io::Write};
 
@@ -33,7 +33,7 @@ use crate::{
     read::{self, FORBIDDEN, readable_snapshot, unread, useful},
 };
 
-/// Prints the misconfigurations of the cluster.
+/// Prints the report of the cluster's misconfigurations.
 ///
 /// # Errors
 /// If the API server cannot be reached, or rejects the user.
@@ -52,7 +52,7 @@ pub(crate) async fn print(
     Ok(exit(&report))
 }
 
-/// Reads the cluster, and returns its misconfigurations.
+/// Reads the cluster, and returns the report of its misconfigurations.
 ///
 /// # Errors
 /// If the API server cannot be reached, or rejects the user.
@@ -60,7 +60,7 @@ pub(crate) async fn report(client: &Client, now: Timestamp) -> Result<CheckRepor
     Ok(check(&survey(client, now).await?))
 }
 
-/// Returns the exit code of a report: an error counts most, then a skipped check.
+/// Returns the exit code of a report. An error has precedence over a skipped check.
 fn exit(report: &CheckReport) -> Exit {
     let is_any = |outcome| report.outcomes().any(|other| other == outcome);
     if is_any(CheckOutcome::Error) {
@@ -74,16 +74,16 @@ fn exit(report: &CheckReport) -> Exit {
     }
 }
 
-/// Objects, and why they could not be read.
+/// Objects of a kind that were read, and the kind with the reason if the request failed.
 type ListedObjects<T> = (Vec<T>, Option<UnreadKind>);
 
-/// Adds what could not be read to a list, and returns what could.
+/// Returns the objects that were read, and adds a failure to `missing`.
 fn noting<T>(missing: &mut Vec<UnreadKind>, (found, unread): ListedObjects<T>) -> Vec<T> {
     missing.extend(unread);
     found
 }
 
-/// Reads everything that is checked.
+/// Reads all objects that the checks need.
 ///
 /// # Errors
 /// If the API server cannot be reached, or rejects the user.
@@ -146,7 +146,8 @@ async fn survey(client: &Client, at: Timestamp) -> Result<Survey, CommandError> 
     Ok(survey)
 }
 
-/// Reads the version of the API server. Every authenticated user may do that, so any other failure is one of all requests.
+/// Reads the version of the API server. Every authenticated user may read it, so any failure but 403 concerns all
+/// requests.
 async fn version(client: &Client) -> Result<(Option<Info>, Option<UnreadKind>), CommandError> {
     match client.apiserver_version().await {
         Ok(version) => Ok((Some(version), None)),
@@ -158,7 +159,7 @@ async fn version(client: &Client) -> Result<(Option<Info>, Option<UnreadKind>), 
     }
 }
 
-/// Reads the objects of a kind that have these labels: few enough for one page.
+/// Reads the objects of a kind with these labels. Their number has to fit in one page.
 async fn with_labels<K>(client: &Client, resource: &str, parameters: &ListParams) -> ListedObjects<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -169,8 +170,8 @@ where
     }
 }
 
-/// Reads the definitions of Drydock's kinds, and that of KubeVirt's operator, each by its name: those of other components are
-/// many and large.
+/// Reads the definitions of Drydock's kinds and the definition of KubeVirt's operator, each by its name, because the
+/// definitions of other components can be numerous and large.
 async fn custom_resource_definitions(client: &Client) -> ListedObjects<CustomResourceDefinition> {
     let names: Vec<String> = DEFINITIONS
         .iter()
@@ -189,7 +190,7 @@ async fn custom_resource_definitions(client: &Client) -> ListedObjects<CustomRes
     found
 }
 
-/// Has the API server review the user's rights.
+/// Requests a review of the user's rights from the API server.
 async fn rights(client: &Client) -> ListedObjects<Right> {
     let reviewed = NEEDED_RIGHTS.map(|(verb, resource, group)| async move {
         Ok(Right {
@@ -214,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// Responds to all requests: with empty lists, the version, all rights, and to some paths as `special` does.
+    /// Responds to all requests: with the version, all rights and empty lists. `special` may respond to a request
+    /// instead.
     async fn serve(server: &mut ApiServer, special: impl Fn(ReceivedRequest) -> Option<ReceivedRequest>) {
         loop {
             let Some(request) = special(server.next_request().await) else {
@@ -262,7 +264,7 @@ mod tests {
                     request.refuse(403, "Forbidden");
                 }
                 "/apis/batch/v1/cronjobs" => request.refuse(500, "InternalError"),
-                // A group that the cluster does not have.
+                // The cluster does not have this API group.
                 "/apis/nodemaintenance.kubevirt.io/v1beta1/nodemaintenances"
                 | "/apis/kubevirt.io/v1/virtualmachineinstances" => request.refuse(404, "NotFound"),
                 "/api/v1/namespaces" => request.list("1", &[json!({"metadata": {"name": "shop"}})]),

@@ -1,11 +1,11 @@
-//! The cluster on which the plugin acts, for people.
+//! The cluster that the plugin uses, in human-readable form.
 
-/// Which cluster the plugin acts on, and as which user.
+/// Names of the cluster and the user with which the plugin acts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClusterContext {
     pub(crate) context: String,
     pub(crate) server: String,
     pub(crate) user: String,
-    /// Whether the name of a node has to be typed to start its maintenance.
+    /// Whether a user has to type the name of a node to start its maintenance.
     pub(crate) careful: bool,
 }

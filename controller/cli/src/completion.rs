@@ -1,11 +1,11 @@
-//! Completion of command lines: scripts for shells, and the program that kubectl runs for its plugins.
+//! Completion of command lines: scripts for shells, and the program that kubectl runs to complete plugin commands.
 //!
 //! ```text
 //!  Tab after `kubectl drydock …` ─▶ kubectl ─▶ kubectl_complete-drydock WORDS ─▶ kubectl-drydock __complete -- WORDS
 //!                                                                                 └▶ one candidate a line, then `:directive`
 //! ```
 //!
-//! The protocol is KEP-2379's, "Shell Completion Support"; the directives are those of Cobra.
+//! The protocol is defined in KEP-2379, "Shell Completion Support". The directives are those of Cobra.
 
 mod candidates;
 
@@ -36,25 +36,25 @@ use crate::{
 
 use candidates::{CompletionRequest, Wanted, question};
 
-/// Name of the plugin's program.
+/// Name of the plugin's executable.
 const PLUGIN: &str = "kubectl-drydock";
-/// Name of the program that kubectl runs to complete a command line of the plugin.
+/// Name of the executable that kubectl runs to complete a command line of the plugin.
 const COMPLETER: &str = "kubectl_complete-drydock";
-/// That program. It runs the plugin that is in the same folder.
+/// Content of the completion executable, which runs the plugin in the same folder.
 const SCRIPT: &str = "#!/bin/sh\n\
     # Completes command lines of `kubectl drydock`; kubectl runs it.\n\
     exec \"${0%/*}/kubectl-drydock\" __complete -- \"$@\"\n";
-/// Time after which candidates from the cluster are given up: a person waits for them.
+/// Time limit for reading candidates from the cluster. A user waits for them.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Cobra's directive: nothing else is a candidate.
+/// Directive of Cobra: the shell must not offer files in addition to the candidates.
 const NO_FILES: u8 = 4;
-/// Cobra's directive: files are candidates.
+/// Directive of Cobra: the shell may offer files.
 const FILES: u8 = 0;
 
-/// Prints a script for a shell, or installs the program that kubectl runs.
+/// Prints the completion script of a shell, or installs the completion executable.
 ///
 /// # Errors
-/// If the program cannot be written.
+/// If the executable cannot be written.
 pub(crate) fn print(command: &Completion, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let shell = match command {
         Completion::Bash => Shell::Bash,
@@ -74,24 +74,26 @@ pub(crate) fn print(command: &Completion, out: &mut dyn Write) -> Result<Exit, C
     Ok(Exit::Done)
 }
 
-/// Returns the script for a shell.
+/// Returns the completion script of a shell.
 fn script(shell: Shell) -> String {
-    // The script for bash loses commands of a program with a hyphen in its name (clap_complete 4.6), which is at the end of
-    // the lines that register the script and nowhere else.
+    // The bash script of clap_complete 4.6 loses the subcommands of a program with a hyphen in its name. The script is
+    // therefore generated for another name. The lines that register the script end with the name, and no other lines
+    // do.
     let name = if shell == Shell::Bash {
         "kubectl_drydock"
     } else {
         PLUGIN
     };
     let mut script = Vec::new();
-    // Scripts count the words of the name, which for kubectl are two.
+    // A script counts the words of the name. On command lines of kubectl, the plugin's name has two words.
     generate(shell, &mut PluginArgs::command().name(name), name, &mut script);
     let script = String::from_utf8_lossy(&script);
     script.replace(&format!(" {name}\n"), &format!(" {PLUGIN}\n"))
 }
 
-/// Returns the folder of the plugin: that of `program`, the path by which it was started, or else that of the file itself.
-/// kubectl starts plugins by their paths in `PATH`, where they may be links to files in other folders.
+/// Returns the folder of the plugin: the folder of `program`, which is the path by which the plugin was started, or
+/// else the folder of the executable. kubectl starts plugins by their paths in `PATH`, where they may be links to files
+/// in other folders.
 fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, CommandError> {
     let started = program.map(PathBuf::from);
     let folder = started
@@ -106,14 +108,14 @@ fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, CommandError> 
     folder.ok_or_else(|| CommandError::Output(io::Error::other("the plugin is in no folder")))
 }
 
-/// Writes the program into a folder.
+/// Writes the completion executable into a folder.
 fn install(directory: &Path) -> Result<PathBuf, CommandError> {
     let path = directory.join(COMPLETER);
     let failed = |error| CommandError::Install {
         path: path.clone(),
         error,
     };
-    // It may be running: what replaces it is complete from the start.
+    // The executable may be running, so it is replaced by a complete file.
     let new = directory.join(format!("{COMPLETER}.new"));
     fs::write(&new, SCRIPT).map_err(failed)?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).map_err(failed)?;
@@ -124,7 +126,7 @@ fn install(directory: &Path) -> Result<PathBuf, CommandError> {
 /// Prints the candidates for the last word of a command line, which may be empty.
 ///
 /// # Errors
-/// If they cannot be written. A cluster that does not respond has no candidates.
+/// If the candidates cannot be written. If the cluster does not respond, there are no candidates.
 pub(crate) async fn complete(words: &[String], out: &mut dyn Write) -> Result<Exit, CommandError> {
     let question = question(&PluginArgs::command(), words);
     let found = timeout(PATIENCE, found(&question)).await.unwrap_or_default();
@@ -140,7 +142,7 @@ pub(crate) async fn complete(words: &[String], out: &mut dyn Write) -> Result<Ex
     Ok(Exit::Done)
 }
 
-/// Returns the names in the cluster that are wanted; none if they cannot be read.
+/// Returns the candidates from the cluster, or nothing if they cannot be read.
 async fn found(question: &CompletionRequest) -> Vec<String> {
     if !question.wanted.is_in_cluster() {
         return Vec::new();
@@ -174,7 +176,7 @@ where
     Ok(all.items.iter().map(name).collect())
 }
 
-/// Returns all CPU models that any agent knows.
+/// Returns the names of all CPU models that any agent knows.
 async fn models(client: &Client) -> kube::Result<Vec<String>> {
     let all = Api::<Hypervisor>::all(client.clone())
         .list(&ListParams::default())
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn script_for_bash_completes_commands_of_commands() {
-        // The name by which it keeps a command is that under which it finds what follows.
+        // The script stores a command under the name with which it looks up the following words.
         let script = script(Shell::Bash);
         for part in [
             "cmd=\"kubectl_drydock__subcmd__maintenance\"",

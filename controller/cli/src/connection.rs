@@ -1,4 +1,4 @@
-//! The connection to the API server, as kubectl's options and the kubeconfig specify it.
+//! The connection to the API server, according to the options of the command line and the kubeconfig.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -17,13 +17,14 @@ use thiserror::Error;
 
 use crate::{cluster::ClusterContext, failure::CommandError};
 
-/// Idle time after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
+/// Idle time after which a watch is aborted. It is longer than the 290 s after which the API server ends a watch
+/// (`WatchParams` of kube).
 const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(295);
 
-/// Time in which a connection has to be made, in seconds: the default of kubectl's `--request-timeout` here.
+/// Time limit for establishing a connection, in seconds. This is also the default of `--request-timeout`.
 const CONNECT_SECONDS: u64 = 30;
 
-/// Options for the connection to the API server, the same as kubectl's.
+/// Options for the connection to the API server, with the names that kubectl uses.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ConnectionOptions {
     /// Path of the kubeconfig.
@@ -44,22 +45,23 @@ pub(crate) struct ConnectionOptions {
     /// Groups to act as.
     #[arg(long = "as-group", global = true, value_name = "GROUP")]
     as_groups: Vec<String>,
-    /// Seconds that a request may take.
+    /// Time limit of a request, in seconds.
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = CONNECT_SECONDS)]
     request_timeout: u64,
 }
 
-/// An API server, without credentials.
+/// Address of an API server, without credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    /// Its address.
+    /// URL of the API server.
     pub(crate) url: Uri,
-    /// File with the certificates of the authorities that it is trusted by; those of the operating system if there is none.
+    /// File with the certificates of the authorities that the API server's certificate is verified with. Without a
+    /// file, the authorities of the operating system are used.
     pub(crate) authority: Option<PathBuf>,
 }
 
 impl Server {
-    /// Returns a client that acts with a bearer token.
+    /// Returns a client that authenticates with a bearer token.
     ///
     /// # Errors
     /// If the file with the authorities cannot be used.
@@ -71,7 +73,8 @@ impl Server {
                 path: path.clone(),
                 source,
             })?;
-            // With the file alone, those of the operating system are needed too; it is read again when it changes.
+            // With `root_cert_file` alone, the client would also need the authorities of the operating system. The
+            // client reads the file again when it changes.
             config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
             config.root_cert_file = Some(path.clone());
         }
@@ -82,7 +85,7 @@ impl Server {
     }
 }
 
-/// An API server cannot be reached as it was named.
+/// Error: no client can be created for the API server.
 #[derive(Debug, Error)]
 pub(crate) enum ServerAddressError {
     #[error("the certificates by which the API server is trusted cannot be read from {}", path.display())]
@@ -92,7 +95,7 @@ pub(crate) enum ServerAddressError {
 }
 
 impl ConnectionOptions {
-    /// Returns a client; with `watches`, its read timeout suits watches, which may receive nothing for long.
+    /// Returns a client. With `watches`, the read timeout suits watches, which may receive nothing for a long time.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read or used.
@@ -124,7 +127,7 @@ impl ConnectionOptions {
         Client::try_from(config).map_err(CommandError::Request)
     }
 
-    /// Returns the names of the cluster and the user, for people.
+    /// Returns the human-readable names of the cluster and the user.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read.

@@ -1,17 +1,18 @@
-//! `kubectl drydock console`: the web console, on this machine, with the rights of its user.
+//! `kubectl drydock console`: the web console on the user's machine, with the rights of the user.
 //!
 //! ```text
 //!  browser ─▶ guard (headers) ─┬─▶ /, /nodes, ...       the same empty document, with a script and a style sheet
-//!                              ├─▶ /api/session          the key of a link for that of a session
-//!                              ├─▶ /api/live?path=       parts of a page, then what changes of them, as lines of JSON
+//!                              ├─▶ /api/session          exchanges the key of a link for the key of a session
+//!                              ├─▶ /api/live?path=       the parts of a page, then their changes, as lines of JSON
 //!                              ├─▶ /api/start, /api/stop, /api/cancel: the writes
 //!                              └─▶ /api/guest/input, /api/guest/frame: keys to, and pixels of, a guest that a page shows
-//!  API server ─watches─▶ store ─▶ Snapshot ─▶ drydock_view ─▶ pages (HTML) ─▶ difference to what the browser has
+//!  API server ─watches─▶ store ─▶ Snapshot ─▶ drydock_view ─▶ pages (HTML) ─▶ difference to the state of the browser
 //! ```
 //!
-//! There is no general proxy: a stolen session can do what the console does, not what its user can.
+//! There is no general proxy. A stolen session can do no more than the console can, which is less than the user can.
 //!
-//! The console in a cluster has a [`ConsoleContext`] and its [`routes`] for each token, behind a guard of its own: `incluster`.
+//! The console in a cluster has a [`ConsoleContext`] and [`routes`] for each token, behind a guard of its own:
+//! `incluster`.
 
 mod actions;
 mod guard;
@@ -70,37 +71,38 @@ use view::ViewPath;
 pub(crate) use incluster::run as serve_in_cluster;
 
 const DOCUMENT: &str = include_str!("console/assets/document.html");
-/// The content of a tab without a session: on the user's machine, and in a cluster.
+/// Content of a tab without a session. The first is for the user's machine, the second for a cluster.
 const LINK_NEEDED: &str = include_str!("console/assets/link-needed.html");
 const SIGN_IN: &str = include_str!("console/assets/sign-in.html");
-/// The form in the header of a tab with a session: on the user's machine, and in a cluster.
+/// Form in the header of a tab with a session. The first is for the user's machine, the second for a cluster.
 const LINK: &str = r#"<form id="other" data-post="/api/link" hidden><button type="submit">Link for another browser</button><p class="error" role="alert" hidden></p></form>"#;
 const SIGN_OUT: &str = r#"<form id="other" data-token hidden><button type="submit">Sign out</button></form>"#;
 const SCRIPT: &str = include_str!("console/assets/live.js");
 const ICON: &str = include_str!("console/assets/icon.svg");
 const STYLE: &str = include_str!("console/assets/console.css");
 
-/// Time without a request and without an open page after which the console ends: it holds its user's credentials.
+/// Time without a request or an open page after which the console ends, because it holds the user's credentials.
 const IDLE: Duration = Duration::from_secs(8 * 3600);
-/// Nothing is loaded from elsewhere, nothing inline is run, and no other page may show this one in a frame.
+/// Content security policy: nothing is loaded from other origins, nothing inline is run, and no other page may show the
+/// console in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The state that all requests of a user share.
+/// State that all requests of a user share.
 struct ConsoleContext {
     client: Client,
     cluster: ClusterContext,
     store: Store,
     guests: Arc<OpenGuests>,
     read_only: bool,
-    /// Open pages, and requests in progress.
+    /// Number of open pages and requests in progress.
     active: AtomicUsize,
-    /// When a request or an open page last ended.
+    /// Time at which a request or an open page last ended.
     last: watch::Sender<Instant>,
 }
 
 impl ConsoleContext {
-    /// Starts watching with this client, as long as `process` runs.
+    /// Starts the watches with this client. They run as long as `process`.
     fn start(client: &Client, cluster: ClusterContext, read_only: bool, process: &Process) -> Arc<Self> {
         Arc::new(Self {
             store: Store::start(client, process),
@@ -114,7 +116,7 @@ impl ConsoleContext {
     }
 }
 
-/// The console on its user's machine.
+/// The console on the user's machine.
 struct Local {
     shared: Arc<ConsoleContext>,
     sessions: ConsoleSessions,
@@ -131,11 +133,11 @@ pub(crate) async fn serve(
     cluster: ClusterContext,
     out: &mut dyn Write,
 ) -> Result<Exit, CommandError> {
-    // Credentials that need a terminal are read before there is a page.
+    // Credentials that need the terminal are requested now, before the first page is shown.
     let nodes = Api::<Node>::all(client.clone());
     match nodes.list_metadata(&ListParams::default().limit(1)).await {
         Ok(_) => {}
-        // The page names it.
+        // The page shows the missing right.
         Err(kube::Error::Api(status)) if status.code == 403 => {}
         Err(error) => return Err(CommandError::Request(error)),
     }
@@ -219,7 +221,7 @@ fn router(local: Arc<Local>) -> Router {
         .layer(middleware::from_fn_with_state(local, guarded))
 }
 
-/// Returns what a user sees and does, for requests that were admitted.
+/// Returns the routes of a user's pages and actions, for requests that the guard has admitted.
 fn routes(shared: Arc<ConsoleContext>) -> Router {
     Router::new()
         .route("/api/live", get(live))
@@ -231,7 +233,9 @@ fn routes(shared: Arc<ConsoleContext>) -> Router {
         .with_state(shared)
 }
 
-/// Returns the files that are the same for all users: the document of all pages, its script, its style sheet and its icon.
+/// Returns the files that are the same for all users.
+///
+/// These are the document of all pages, its script, its style sheet and its icon.
 fn documents(mode: Mode) -> Router {
     let asset = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
     Router::new()
@@ -242,7 +246,7 @@ fn documents(mode: Mode) -> Router {
         .with_state(mode.document().into())
 }
 
-/// Refuses what the guard refuses, and sets the headers of all responses.
+/// Rejects requests that the guard does not admit, and sets the headers of all responses.
 async fn guarded(State(local): State<Arc<Local>>, request: Request, next: Next) -> Response {
     let active = Active::new(&local.shared);
     let path = request.uri().path();
@@ -277,17 +281,17 @@ impl IntoResponse for GuardRefusal {
     }
 }
 
-/// Returns a response with an error for people.
+/// Returns a response with a human-readable error.
 fn error(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({"error": message}))).into_response()
 }
 
-/// The place where the console is served.
+/// Location in which the console is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// On its user's machine: the link identifies the user.
+    /// The console runs on the user's machine. A link identifies the user.
     Local,
-    /// In a cluster: a bearer token shows who a user is.
+    /// The console runs in a cluster. A bearer token identifies the user.
     InCluster,
 }
 
@@ -304,7 +308,7 @@ impl Mode {
     }
 }
 
-/// The document of all pages. Their content comes through `/api/live` and needs a session or a token.
+/// Serves the document of all pages. Their content comes from `/api/live`, which needs a session or a token.
 async fn document(State(document): State<Arc<str>>, request: Request) -> Response {
     let path = request.uri().path();
     let parsed = ViewPath::parse(path).filter(|_| !path.starts_with("/api/"));

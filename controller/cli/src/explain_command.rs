@@ -93,7 +93,7 @@ fn show(
     Ok(Exit::Done)
 }
 
-/// Reads the Lease of the agent of a node.
+/// Reads the Lease of a node's agent.
 async fn lease(client: &Client, node: &str) -> Lease {
     let api = Api::<v1::Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE);
     match api.get_opt(node).await {
@@ -106,8 +106,7 @@ async fn lease(client: &Client, node: &str) -> Lease {
     }
 }
 
-/// Returns namespace and name of an object that is named as NAME or NAMESPACE/NAME, by default in the namespace of the
-/// kubeconfig's context.
+/// Splits NAME or NAMESPACE/NAME into namespace and name. The default is the namespace of the kubeconfig's context.
 pub(crate) fn instance_name(client: &Client, name: &str, namespace: Option<&str>) -> (String, String) {
     match name.split_once('/') {
         Some((namespace, name)) => (namespace.to_owned(), name.to_owned()),

@@ -1,35 +1,35 @@
-//! Why a command fails, and exit codes.
+//! Errors of commands, and exit codes.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
 use drydock_runtime::chain;
 use thiserror::Error;
 
-/// The exit code of a command.
+/// Exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It is done, everything would move, or a check has found no error.
+    /// The command has succeeded: all guests would move, or a check has found no error.
     Done,
-    /// An error.
+    /// The command has failed.
     Error,
     /// The command line is wrong.
     Usage,
-    /// Something would block, or a check has found an error.
+    /// A guest or a pod would block, or a check has found an error.
     Blocked,
-    /// The drain was not over in time, and goes on.
+    /// The drain did not end within the timeout, and continues.
     NotInTime,
     /// The drain was cancelled.
     Cancelled,
     /// The user lacks a right.
     NotAllowed,
-    /// The API server was not reached.
+    /// The API server could not be reached.
     NotReached,
-    /// Nothing would block, but something would be shut down.
+    /// Nothing would block, but at least one guest would be shut down.
     WouldStop,
 }
 
 impl Exit {
-    /// Returns the code.
+    /// Returns the numeric exit code.
     pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -44,7 +44,8 @@ impl Exit {
         }
     }
 
-    /// Returns the worse of two: an error, something blocked, cancelled, not in time, something would stop, done.
+    /// Returns the worse of two exit codes, in this order: an error, something blocked, cancelled, not in time,
+    /// something would stop, done.
     pub(crate) fn worse(self, other: Self) -> Self {
         let rank = |exit: Self| match exit {
             Self::Done => 0,
@@ -61,7 +62,7 @@ impl Exit {
     }
 }
 
-/// Why a command fails.
+/// Reason why a command has failed.
 #[derive(Debug, Error)]
 pub(crate) enum CommandError {
     #[error("the kubeconfig cannot be used")]
@@ -121,7 +122,7 @@ impl CommandError {
         }
     }
 
-    /// Prints it with what would help on standard error.
+    /// Prints the error and a hint on standard error.
     pub(crate) fn report(&self) {
         eprintln!("error: {}", chain(self));
         if let Some(hint) = self.hint() {
@@ -129,7 +130,7 @@ impl CommandError {
         }
     }
 
-    /// Returns what would help.
+    /// Returns a hint at the remedy, if there is one.
     fn hint(&self) -> Option<String> {
         match self {
             Self::Read { resource, group, .. } if self.exit() == Exit::NotAllowed => {

@@ -1,4 +1,4 @@
-//! `kubectl drydock drain` and `watch`: the course of drains, by watches.
+//! `kubectl drydock drain` and `watch`: follow drains by watches.
 //!
 //! ```text
 //!  watching::watch                                         course::FollowedDrain     show::Show
@@ -42,10 +42,10 @@ use watching::{Change, watch};
 
 pub(crate) use followed_machine::follow as follow_machine;
 
-/// Far enough away for a timer that is never due.
+/// Timeout for a timer that never fires in practice.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The drains that are followed.
+/// Drains that a command follows.
 pub(crate) enum FollowedNodes {
     /// The drains of these nodes.
     Named(Vec<String>),
@@ -53,7 +53,7 @@ pub(crate) enum FollowedNodes {
     InMaintenance,
 }
 
-/// Follows drains until all are over; returns the worst of their exit codes.
+/// Follows drains until all of them have ended. Returns the worst exit code.
 ///
 /// # Errors
 /// If the maintenances cannot be read, or the output cannot be written.
@@ -112,7 +112,7 @@ enum FollowedChange {
 }
 
 impl FollowedChange {
-    /// Returns a name of the watch.
+    /// Returns a name that identifies the watch.
     fn source(&self) -> String {
         match self {
             Self::Drain(node, _) => format!("drain of {node}"),
@@ -121,7 +121,8 @@ impl FollowedChange {
         }
     }
 
-    /// Returns since when the API server was not reached by this watch, and why; `None` if it was.
+    /// Returns the time since which the watch cannot reach the API server, and the reason. Returns `None` if the watch
+    /// has reached it.
     fn unreachable_since(&self) -> Option<(Timestamp, String)> {
         match self {
             Self::Drain(_, change) => change.unreachable_since(),
@@ -134,12 +135,12 @@ impl FollowedChange {
 struct FollowSession<'a> {
     client: &'a Client,
     courses: Vec<FollowedDrain>,
-    /// Whether nodes are added that come into maintenance.
+    /// Whether nodes are added when their maintenance starts.
     adds_nodes: bool,
-    /// Groups of maintenances that were listed.
+    /// API groups whose maintenances have been listed.
     listed: Vec<Group>,
     show: Show,
-    /// Since when watches have not reached the API server, by [`FollowedChange::source`].
+    /// Time since which a watch cannot reach the API server, by [`FollowedChange::source`].
     unreachable: BTreeMap<String, Timestamp>,
     watches: JoinSet<()>,
     sender: UnboundedSender<FollowedChange>,
@@ -177,7 +178,7 @@ impl<'a> FollowSession<'a> {
         session
     }
 
-    /// Follows the drain of a node, unless it is followed.
+    /// Starts to follow the drain of a node, unless it is followed already.
     fn add(&mut self, node: &str) {
         if self.courses.iter().any(|course| course.node() == node) {
             return;
@@ -192,7 +193,7 @@ impl<'a> FollowSession<'a> {
         let fields = format!("metadata.name={node}");
         self.watches
             .spawn(watch(Api::all(self.client.clone()), Some(fields), send));
-        // Only a block shows how far each migration is.
+        // Only a block shows the progress of each migration.
         if self.show.is_block() {
             let (sender, name) = (self.sender.clone(), node.to_owned());
             let send = move |change| {
@@ -206,7 +207,7 @@ impl<'a> FollowSession<'a> {
         }
     }
 
-    /// Takes what a watch has seen, and shows what has changed.
+    /// Processes an event of a watch, and shows the changes.
     fn take(&mut self, seen: FollowedChange, out: &mut dyn Write) -> Result<(), CommandError> {
         match seen.unreachable_since() {
             Some((since, cause)) => {
@@ -270,7 +271,7 @@ impl<'a> FollowSession<'a> {
             Change::Changed(object) => (vec![object], false),
             Change::Gone(object) => (vec![object], true),
             Change::Unreachable(..) => return Ok(Vec::new()),
-            // Nothing can be followed without them.
+            // No drain can be followed without the maintenances.
             Change::Failed(failure) => return Err(failure),
         };
         if !is_gone {
@@ -300,20 +301,20 @@ impl<'a> FollowSession<'a> {
         self.courses.iter_mut().find(|course| course.node() == node)
     }
 
-    /// Returns the exit code if everything is over.
+    /// Returns the exit code if all drains have ended.
     fn exit(&self) -> Option<Exit> {
         let is_known = !self.adds_nodes || self.listed.len() == Group::ALL.len();
         let is_over = is_known && self.courses.iter().all(|course| course.exit.is_some());
         is_over.then(|| self.worst())
     }
 
-    /// Returns the worst exit code of the drains that are over.
+    /// Returns the worst exit code of the drains that have ended.
     fn worst(&self) -> Exit {
         let exits = self.courses.iter().filter_map(|course| course.exit);
         exits.fold(Exit::Done, Exit::worse)
     }
 
-    /// Returns when the first node will have been blocked for as long as is allowed.
+    /// Returns the time at which the first node will have been blocked for `most`, and its name.
     fn blocked(&self, most: Option<Duration>) -> Option<(Instant, String)> {
         let courses = self.courses.iter();
         let ends = courses.filter_map(|course| Some((course.blocked_for(most?)?, course.node().to_owned())));
@@ -325,7 +326,7 @@ impl<'a> FollowSession<'a> {
         self.show.refresh(&self.courses, since, goes_on, out)
     }
 
-    /// Ends the view; the drains go on in the cluster.
+    /// Ends the view. The drains continue in the cluster.
     fn interrupted(&mut self, out: &mut dyn Write) -> Result<Exit, CommandError> {
         self.refresh(false, out)?;
         let open = self.courses.iter().filter(|course| course.exit.is_none());

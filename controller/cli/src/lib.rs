@@ -4,13 +4,13 @@
 //!  arguments ─▶ kubeconfig ─▶ lists of objects ─▶ drydock_view ─▶ text or JSON on standard output, and an exit code
 //! ```
 //!
-//! Data is printed on standard output; errors and hints on standard error. Nothing but `drain` and `maintenance` writes to the
-//! cluster.
+//! Data is printed on standard output, errors and hints on standard error. Only `drain`, `maintenance` and `console`
+//! write to the cluster.
 //!
-//! - `arguments`, `failure`, `output`, `read`: what all commands share.
-//! - `plan`, `explain`, `top`, `version`: read once and print.
-//! - `follow`, `screen`: views that go on, as lines or drawn again on a terminal.
-//! - `maintenance`: NodeMaintenances by the names of their nodes.
+//! - `arguments`, `failure`, `output`, `read`: parts that all commands share.
+//! - `plan`, `explain_command`, `top`, `version`: commands that read once and print.
+//! - `follow`, `screen`: continuous views, as lines or redrawn on a terminal.
+//! - `maintenance_command`: NodeMaintenances by the names of their nodes.
 //! - `completion`: candidates for shells and for kubectl.
 
 #![forbid(unsafe_code)]
@@ -49,10 +49,10 @@ use failure::CommandError;
 use follow::FollowedNodes;
 use screen::Screen;
 
-/// Output that is printed once is not made for terminals narrower than this, in columns.
+/// Minimum width in columns for which output is formatted, even if the terminal is narrower.
 const NARROWEST: usize = 40;
 
-/// Where the output goes.
+/// Destination of the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal {
     /// Width in columns.
@@ -60,7 +60,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Returns the terminal of this process; 80 columns if there is none.
+    /// Returns the terminal of this process. The width is 80 columns if there is no terminal.
     pub fn present() -> Self {
         let size = terminal_size::terminal_size();
         Self {
@@ -71,7 +71,7 @@ impl Terminal {
     }
 }
 
-/// Carries out a command line, of which the first word is the program. Views that go on are printed as lines.
+/// Executes a command line whose first word is the program. Continuous views are printed as lines.
 pub fn run<T: Into<OsString> + Clone>(
     words: impl IntoIterator<Item = T>,
     terminal: &Terminal,
@@ -80,7 +80,7 @@ pub fn run<T: Into<OsString> + Clone>(
     carry_out(words, terminal, None, out)
 }
 
-/// Carries out a command line whose output goes to a terminal, on which views that go on are drawn again and again.
+/// Executes a command line whose output goes to a terminal, on which continuous views are redrawn.
 pub fn run_live<T: Into<OsString> + Clone>(
     words: impl IntoIterator<Item = T>,
     live: LiveTerminal,
@@ -102,7 +102,7 @@ fn carry_out<T: Into<OsString> + Clone>(
     let arguments = match PluginArgs::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and the version are no errors, and go to standard output.
+            // Help and version are not errors, and are printed on standard output.
             let exit = if error.use_stderr() { Exit::Usage } else { Exit::Done };
             if exit == Exit::Done {
                 let _ = write!(out, "{error}");
@@ -129,7 +129,7 @@ fn carry_out<T: Into<OsString> + Clone>(
     }
 }
 
-/// Serves the console in a cluster, with threads and logs of its own.
+/// Serves the console in a cluster, with its own threads and logs.
 fn serve_console(options: ConsoleServer) -> Exit {
     match options.served() {
         Ok(options) => match console::serve_in_cluster(options) {
@@ -159,7 +159,7 @@ async fn execute(
     match &arguments.command {
         PluginCommand::Plan(question) => plan::print(&connect().await?, question, clock::now(), terminal, out).await,
         PluginCommand::Drain { start, follow: options } => {
-            // The course of the drain is the output; that it was started is not.
+            // Standard output has the course of the drain only, so the message about its start goes to standard error.
             let client = connect().await?;
             let (started, exit) = maintenance_command::start(&client, start, &mut io::stderr()).await;
             if started.is_empty() {
@@ -202,7 +202,7 @@ async fn execute(
             let cluster = arguments.connection.cluster(&options.careful)?;
             console::serve(&connect().await?, options.served(), cluster, out).await
         }
-        // `carry_out` has served it.
+        // `carry_out` has already served the console.
         PluginCommand::ConsoleServer(_) => Ok(Exit::Done),
         PluginCommand::Check { output } => check::print(&connect().await?, *output, clock::now(), terminal, out).await,
     }
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn unreachable_api_server_has_a_distinct_exit_code() {
         let kubeconfig = std::env::temp_dir().join(format!("drydock-cli-{}.yaml", std::process::id()));
-        // A port on which nothing listens any more.
+        // A port on which nothing listens.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: a\n\

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         Some(live) => run_live(env::args_os(), live, &mut out),
         None => run(env::args_os(), &Terminal::present(), &mut out),
     };
-    // The reader of the output may have ended.
+    // The reader of the output may have closed it.
     let _ = out.flush();
     ExitCode::from(exit.code())
 }

@@ -1,4 +1,4 @@
-//! `kubectl drydock maintenance`: NodeMaintenance objects by the names of their nodes.
+//! `kubectl drydock maintenance`: manages NodeMaintenance objects by the names of their nodes.
 
 use std::io::Write;
 
@@ -26,10 +26,10 @@ use crate::{
     output,
 };
 
-/// Carries out a command.
+/// Executes a maintenance command.
 ///
 /// # Errors
-/// If the API server refuses it, or there is no such node.
+/// If the API server refuses a request, or the node does not exist.
 pub(crate) async fn execute(
     client: &Client,
     command: &MaintenanceCommand,
@@ -57,8 +57,8 @@ pub(crate) async fn execute(
     }
 }
 
-/// Starts maintenance of the nodes that are not in maintenance yet. A failure for one node does not prevent the others.
-/// Returns those that are in maintenance now, and the worst exit code.
+/// Starts maintenance of the nodes that are not in maintenance yet. A failure for one node does not affect the others.
+/// Returns the nodes that are in maintenance now, and the worst exit code.
 pub(crate) async fn start(client: &Client, options: &StartMaintenance, out: &mut dyn Write) -> (Vec<String>, Exit) {
     let (mut started, mut worst) = (Vec::new(), Exit::Done);
     for node in &options.nodes {
@@ -71,7 +71,7 @@ pub(crate) async fn start(client: &Client, options: &StartMaintenance, out: &mut
     (started, worst)
 }
 
-/// Returns the exit code of one of several nodes, and reports an error.
+/// Returns the exit code for one of several nodes. An error is printed.
 fn reported(result: Result<Exit, CommandError>) -> Exit {
     result.unwrap_or_else(|failure| {
         failure.report();
@@ -96,19 +96,20 @@ async fn start_one(
     Ok(Exit::Done)
 }
 
-/// Whether a maintenance was created.
+/// Result of the creation of a maintenance.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Created {
-    /// It was.
+    /// The maintenance was created.
     New,
-    /// The node is in maintenance, by an object of this group and name.
+    /// The node is already in maintenance, by the object with this group and name.
     Present(Group, String),
 }
 
-/// Creates the maintenance of a node, unless there is one; with `dry_run`, only what the API server would do is found out.
+/// Creates the maintenance of a node, unless it exists. With `dry_run`, the API server validates the request without
+/// creating the object.
 ///
 /// # Errors
-/// If there is no such node, its maintenance is being ended, or the API server refuses it.
+/// If the node does not exist, its maintenance is being ended, or the API server refuses the request.
 pub(crate) async fn create(
     client: &Client,
     node: &str,
@@ -155,10 +156,10 @@ async fn stop(client: &Client, node: &str, out: &mut dyn Write) -> Result<Exit, 
     Ok(Exit::Done)
 }
 
-/// Ends the maintenance of a node, of either group.
+/// Ends the maintenance of a node in both API groups.
 ///
 /// # Errors
-/// If it is not in maintenance, or the API server refuses it.
+/// If the node is not in maintenance, or the API server refuses the request.
 pub(crate) async fn delete(client: &Client, node: &str) -> Result<(), CommandError> {
     let found = of_node(client, node).await?;
     if found.is_empty() {
@@ -212,7 +213,7 @@ async fn list(client: &Client, now: Timestamp, out: &mut dyn Write) -> Result<Ex
     Ok(Exit::Done)
 }
 
-/// Returns nodes in maintenance as a table.
+/// Returns a table of nodes in maintenance.
 fn listed(found: &[(Group, NodeMaintenance)], now: Timestamp) -> String {
     let heading = ["NODE", "PHASE", "DRAINED", "AGE", "REASON", "WHY"].map(str::to_owned);
     let mut rows = vec![Vec::from(heading)];
@@ -235,24 +236,24 @@ fn listed(found: &[(Group, NodeMaintenance)], now: Timestamp) -> String {
     table(&rows)
 }
 
-/// Returns the maintenances of a node, of both groups.
+/// Returns the maintenances of a node in both API groups.
 async fn of_node(client: &Client, node: &str) -> Result<Vec<(Group, NodeMaintenance)>, CommandError> {
     let mut found = all(client).await?;
     found.retain(|(_, object)| object.spec.node_name == node);
     Ok(found)
 }
 
-/// Returns all maintenances, each with the group of its object.
+/// Returns all maintenances, each with its API group.
 ///
 /// # Errors
-/// If they cannot be listed.
+/// If the maintenances cannot be listed.
 pub(crate) async fn all(client: &Client) -> Result<Vec<(Group, NodeMaintenance)>, CommandError> {
     let mut found = Vec::new();
     for group in Group::ALL {
         let api = Api::<NodeMaintenance>::all_with(client.clone(), &group);
         match api.list(&ListParams::default()).await {
             Ok(list) => found.extend(list.items.into_iter().map(|object| (group, object))),
-            // The cluster does not have this group.
+            // The cluster does not have this API group.
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => {
                 return Err(CommandError::Read {

@@ -1,4 +1,4 @@
-//! Results as JSON.
+//! Prints results as JSON.
 
 use std::io::{self, Write};
 
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 /// Version of the JSON output.
 const API_VERSION: &str = "cli.drydock.dev/v1";
 
-/// Prints a result as a JSON object of a kind, on one line.
+/// Prints a result as a JSON object with a kind, on one line.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the object cannot be written.
 pub(crate) fn document(out: &mut dyn Write, kind: &str, result: &impl Serialize) -> io::Result<()> {
     let mut document = json!({"apiVersion": API_VERSION, "kind": kind});
     if let (Some(all), Ok(Value::Object(fields))) = (document.as_object_mut(), serde_json::to_value(result)) {

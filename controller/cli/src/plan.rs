@@ -14,7 +14,7 @@ use crate::{
     output, read,
 };
 
-/// Prints what draining the nodes would do.
+/// Prints the effects of draining the nodes.
 ///
 /// # Errors
 /// If nodes or instances cannot be read, or a node does not exist.

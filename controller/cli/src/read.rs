@@ -1,4 +1,4 @@
-//! Reads the objects that a report is made from.
+//! Reads the objects that a report is derived from.
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -22,9 +22,9 @@ use serde::de::DeserializeOwned;
 
 use crate::{failure::CommandError, maintenance_command};
 
-/// Number of objects that are read at once.
+/// Number of objects in one page of a list.
 const PAGE: u32 = 500;
-/// Why something could not be read that the user may not read.
+/// Reason for a kind of objects that the user may not read.
 pub(crate) const FORBIDDEN: &str = "forbidden";
 
 /// Reads all objects of a kind.
@@ -46,7 +46,7 @@ where
     }
 }
 
-/// Reads objects without which there is no report.
+/// Reads objects that every report needs.
 async fn needed<K>(client: &Client, resource: &'static str) -> Result<Vec<K>, CommandError>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -58,20 +58,20 @@ where
     })
 }
 
-/// Reads objects without which the report is less certain; returns what cannot be read beside them.
+/// Reads objects that make a report more accurate. A failure is returned instead of an error.
 pub(crate) async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<UnreadKind>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     match all(client, fields).await {
         Ok(found) => (found, None),
-        // The cluster has no such kind, so there is no such object.
+        // The cluster does not have this kind, so it has no such objects.
         Err(kube::Error::Api(status)) if status.code == 404 => (Vec::new(), None),
         Err(error) => (Vec::new(), Some(unread(resource, &error))),
     }
 }
 
-/// Returns that a resource could not be read, and why.
+/// Returns the resource that could not be read, with the reason.
 pub(crate) fn unread(resource: &str, error: &kube::Error) -> UnreadKind {
     let why = match error {
         kube::Error::Api(status) if status.code == 403 => FORBIDDEN.to_owned(),
@@ -84,7 +84,7 @@ pub(crate) fn unread(resource: &str, error: &kube::Error) -> UnreadKind {
     }
 }
 
-/// Reads the nodes in maintenance.
+/// Reads the maintenances of all nodes.
 async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option<UnreadKind>) {
     match maintenance_command::all(client).await {
         Ok(found) => (found, None),
@@ -97,7 +97,7 @@ async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option
     }
 }
 
-/// Reads everything that a plan needs.
+/// Reads all objects that a plan needs.
 ///
 /// # Errors
 /// If nodes or instances cannot be read.
@@ -115,7 +115,7 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
     })
 }
 
-/// Reads the same, as far as it can be read.
+/// Reads all objects that a plan needs, as far as they can be read.
 pub(crate) async fn readable_snapshot(client: &Client, at: Timestamp) -> Snapshot {
     let ((nodes, no_nodes), (instances, no_instances), mut rest) = tokio::join!(
         useful::<Node>(client, "nodes", None),
@@ -130,7 +130,7 @@ pub(crate) async fn readable_snapshot(client: &Client, at: Timestamp) -> Snapsho
     }
 }
 
-/// Reads everything but nodes and instances.
+/// Reads all objects except nodes and instances.
 async fn beside_essential(client: &Client, at: Timestamp) -> Snapshot {
     let name = format!("metadata.name={CONFIG_MAP}");
     let (hypervisors, pods, machines, migrations, budgets, claims, volumes, config_maps, hyperconvergeds, maintained) = tokio::join!(
@@ -182,18 +182,20 @@ fn shared<T>(all: Vec<T>) -> Vec<Arc<T>> {
     all.into_iter().map(Arc::new).collect()
 }
 
-/// Returns whether the user may do something with a resource, which may have a subresource after a slash, in the whole cluster.
+/// Returns whether the user may apply a verb to a resource in the whole cluster. The resource may have a subresource
+/// after a slash.
 ///
 /// # Errors
-/// If the API server does not review it.
+/// If the API server does not review the right.
 pub(crate) async fn is_allowed(client: &Client, verb: &str, resource: &str, group: &str) -> kube::Result<bool> {
     is_allowed_on(client, (verb, resource, group), None).await
 }
 
-/// Returns whether the user may do something, a verb with a resource of a group, with one object, by its namespace and name.
+/// Returns whether the user may apply a verb to a resource of an API group. With `object`, the question is about the
+/// object with this namespace and name.
 ///
 /// # Errors
-/// If the API server does not review it.
+/// If the API server does not review the right.
 pub(crate) async fn is_allowed_on(
     client: &Client,
     (verb, resource, group): (&str, &str, &str),

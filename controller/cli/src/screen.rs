@@ -1,4 +1,4 @@
-//! A block of lines on a terminal that is drawn again and again, by ANSI escape sequences (ECMA-48).
+//! Draws a block of lines on a terminal and redraws it with ANSI escape sequences (ECMA-48).
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -7,15 +7,15 @@ use std::{
 
 use drydock_view::{live::Canvas, text::WIDTH};
 
-/// Lines of a terminal that does not report them.
+/// Height in lines of a terminal that does not report its height.
 const HEIGHT: usize = 24;
 
-/// A terminal on which a view can be drawn again.
+/// A terminal on which a view can be redrawn.
 #[derive(Debug)]
 pub struct LiveTerminal(OwnedFd);
 
 impl LiveTerminal {
-    /// Returns the terminal that standard output is; `None` if it is none.
+    /// Returns the terminal of standard output. Returns `None` if standard output is not a terminal.
     pub fn stdout() -> Option<Self> {
         let out = io::stdout();
         if !out.is_terminal() {
@@ -24,9 +24,9 @@ impl LiveTerminal {
         out.as_fd().try_clone_to_owned().ok().map(Self)
     }
 
-    /// Returns columns and lines as they are now.
+    /// Returns the current number of columns and lines.
     pub(crate) fn size(&self) -> (usize, usize) {
-        // A pseudo-terminal without a window has no columns.
+        // A pseudo-terminal without a window reports 0 columns.
         let size = terminal_size::terminal_size_of(&self.0).filter(|(width, height)| width.0 > 0 && height.0 > 0);
         size.map_or((WIDTH, HEIGHT), |(width, height)| (width.0.into(), height.0.into()))
     }
@@ -38,7 +38,7 @@ impl From<OwnedFd> for LiveTerminal {
     }
 }
 
-/// Lines that are drawn again and again on a terminal.
+/// Lines that are redrawn on a terminal.
 #[derive(Debug)]
 pub(crate) struct Screen {
     live: LiveTerminal,
@@ -57,7 +57,7 @@ impl Screen {
         }
     }
 
-    /// Returns how much there is room for now. A line is kept for the cursor.
+    /// Returns the current size of the area for lines. One line is reserved for the cursor.
     pub(crate) fn canvas(&self) -> Canvas {
         let (width, height) = self.live.size();
         Canvas {
@@ -67,7 +67,7 @@ impl Screen {
         }
     }
 
-    /// Replaces what was drawn before; writes nothing if it is the same.
+    /// Replaces the lines that were drawn before. Writes nothing if the lines and the width are the same.
     ///
     /// # Errors
     /// If the terminal cannot be written to.
@@ -75,7 +75,8 @@ impl Screen {
         if lines == self.drawn && canvas.width == self.width {
             return Ok(());
         }
-        // A narrower terminal has wrapped the drawn lines, and a lower one has scrolled them away.
+        // A terminal that has become narrower has wrapped the drawn lines, and a terminal that has become lower has scrolled
+        // them away.
         let above = rows(&self.drawn, canvas.width).min(canvas.height);
         out.write_all(replacing(above, &lines).as_bytes())?;
         out.flush()?;
@@ -91,7 +92,8 @@ fn replacing(above: usize, lines: &[String]) -> String {
         text.push_str(&format!("\x1b[{above}A"));
     }
     for line in lines {
-        // Erased before it is written: after a line of the terminal's whole width the cursor is still on its last column.
+        // The line is erased before it is written, because the cursor stays on the last column after a line of the full
+        // width.
         text.push_str("\x1b[2K");
         text.push_str(line);
         text.push('\n');
@@ -100,7 +102,7 @@ fn replacing(above: usize, lines: &[String]) -> String {
     text
 }
 
-/// Returns how many rows of a terminal lines take.
+/// Returns the number of terminal rows that lines occupy.
 fn rows(lines: &[String], width: usize) -> usize {
     lines
         .iter()

@@ -1,4 +1,5 @@
-//! `kubectl drydock top`: tables of nodes, virtual machines and migrations, printed once or again at each change.
+//! `kubectl drydock top`: tables of nodes, virtual machines and migrations. They are printed once, or again after each
+//! change.
 
 use std::{collections::HashSet, io::Write, time::Duration};
 
@@ -34,13 +35,13 @@ use crate::{
     screen::Screen,
 };
 
-/// Pause between two tables: they are read as a whole.
+/// Pause between two tables, because each table reads all objects.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Prints a table, and with `--watch` prints it again at each change until it is interrupted.
+/// Prints a table. With `--watch`, it is printed again after each change until the command is interrupted.
 ///
 /// # Errors
-/// If nodes or instances cannot be read, there is no such column, or the output cannot be written.
+/// If nodes or instances cannot be read, the table has no such column, or the output cannot be written.
 pub(crate) async fn print(
     client: &Client,
     options: &Top,
@@ -90,7 +91,8 @@ fn json_table(table: Table, snapshot: &Snapshot, out: &mut dyn Write) -> Result<
     Ok(())
 }
 
-/// Prints the table again whenever something has changed: in its place on a terminal, elsewhere the rows that are new.
+/// Prints the table again after each change. A terminal shows it in place of the previous one, other outputs receive
+/// only the new rows.
 async fn again(
     client: &Client,
     options: &Top,
@@ -135,14 +137,14 @@ async fn again(
             () = sleep(PAUSE) => {}
             _ = interrupt.recv() => return Ok(Exit::Done),
         }
-        // All that has changed meanwhile is in the next table.
+        // The next table includes all changes up to now.
         while let Ok(note) = changed.try_recv() {
             if let Some(failure) = note {
                 return Err(failure);
             }
         }
         let now = clock::now();
-        // The API server may be restarting: the last table stays.
+        // The API server may be restarting, so the last table stays.
         match read::snapshot(client, now).await {
             Ok(snapshot) => lines = listing(options, &snapshot, now)?.lines(),
             Err(failure) if failure.exit() == Exit::NotReached => {}
@@ -151,7 +153,7 @@ async fn again(
     }
 }
 
-/// Returns a function that notes that something has changed, or why nothing will be seen any more.
+/// Returns a function that reports that something has changed, or the error that ends the watch.
 fn notes<K>(sender: UnboundedSender<Option<CommandError>>) -> impl Fn(Change<K>) -> bool {
     move |change| {
         sender
@@ -163,7 +165,7 @@ fn notes<K>(sender: UnboundedSender<Option<CommandError>>) -> impl Fn(Change<K>)
     }
 }
 
-/// Returns as many lines as a terminal has rows for. A line that is wider takes several.
+/// Returns the lines that fit on a terminal. A line that is wider than the terminal occupies several rows.
 fn fitting(lines: &[String], canvas: Canvas) -> Vec<String> {
     let rows = |line: &String| line.chars().count().max(1).div_ceil(canvas.width.max(1));
     let total: usize = lines.iter().map(rows).sum();

@@ -1,4 +1,5 @@
-//! The manifests of the console in the cluster give it no right and no token, and what their names refer to is there.
+//! Tests that the manifests of the console in the cluster grant it no rights and no token, and that the names in them
+//! exist.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -12,7 +13,7 @@ use k8s_openapi::api::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Returns the text of a file of `deploy`.
+/// Returns the content of a file of `deploy`.
 fn text(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -31,7 +32,7 @@ fn console_has_no_right_and_is_not_installed_by_default() {
         let kind = object["kind"].as_str().unwrap();
         assert!(!kind.contains("Role") && !kind.contains("Webhook"), "{kind}");
         assert_eq!(object["metadata"]["namespace"], "drydock", "{kind}");
-        // With it, it could not be deleted while there are virtual machines.
+        // With this label, the object could not be deleted while there are virtual machines.
         assert_eq!(
             object["metadata"]["labels"].get("app.kubernetes.io/part-of"),
             None,

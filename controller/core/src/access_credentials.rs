@@ -26,7 +26,7 @@ pub type Secrets = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
 pub struct CredentialCommand {
     /// Purpose of the command, without any credential: `setting the password of root`.
     pub purpose: String,
-    /// The command as an agent reads it, with the credential.
+    /// Message to the guest agent in JSON, with the credential.
     pub message: String,
 }
 
@@ -60,7 +60,7 @@ pub fn required_commands(spec: &VirtualMachineInstanceSpec) -> BTreeSet<&'static
 /// KubeVirt; a key that was removed from a Secret is removed from the user.
 ///
 /// # Errors
-/// A sentence about a file that is not a credential.
+/// A message about a file that is not a valid credential.
 pub fn commands(spec: &VirtualMachineInstanceSpec, secrets: &Secrets) -> Result<Vec<CredentialCommand>, String> {
     let mut keys: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut passwords: BTreeMap<&str, &[u8]> = BTreeMap::new();
@@ -185,7 +185,7 @@ mod tests {
         let empty = Secrets::from([("a".to_owned(), BTreeMap::new())]);
         let messages = messages(&commands(&spec, &empty).unwrap());
         assert_eq!(messages[0]["arguments"]["keys"], json!([]));
-        // A Secret that was not read takes no key away.
+        // If a Secret could not be read, no key is removed.
         assert!(commands(&spec, &Secrets::new()).unwrap().is_empty());
     }
 

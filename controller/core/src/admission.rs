@@ -10,9 +10,9 @@
 //! - [`annotations`]: which annotations are refused because they request unsupported behaviour.
 //! - [`rules`]: which values the fields may have.
 //! - [`defaults`]: the values of unset fields.
-//! - [`migration_requests`]: what a migration may request.
-//! - [`change`]: what may change after creation.
-//! - [`judgement`]: the same for manifests, without a cluster.
+//! - [`migration_requests`]: the rules for migrations.
+//! - [`change`]: the allowed changes after creation.
+//! - [`judgement`]: all of these checks for manifests, without a cluster.
 
 pub mod annotations;
 pub mod change;

@@ -1,8 +1,8 @@
 //! Renewal of the webhooks' certificates without refusing requests in between.
 //!
-//! The controller is its own certificate authority. One Secret holds everything; API servers trust the bundle that is
-//! written into the webhook configurations; all replicas serve the certificate in the Secret. A new authority is
-//! introduced in stages; each stage must be observed before the next begins:
+//! The controller is its own certificate authority. One Secret holds all certificates and keys; API servers trust the
+//! bundle that is written into the webhook configurations; all replicas serve the certificate in the Secret. A new
+//! authority is introduced in stages; each stage must be observed before the next begins:
 //!
 //! ```text
 //!              Secret                              webhook configurations     replicas serve
@@ -13,10 +13,10 @@
 //!   (4) ca.crt: NEW        once old has expired ──▶ NEW
 //! ```
 //!
-//! - [`plan`]: what the leader does next, one step at a time. It is stateless: all state is in the API server, so it
-//!   can be interrupted at any point.
+//! - [`plan`]: the leader's next action, one step at a time. The function is stateless: all state is in the API server,
+//!   so a renewal can be interrupted at any point.
 //! - [`choose`]: whether a replica takes the certificate that the Secret offers.
-//! - [`PublishedTrust`]: what API servers trust, and since when this process has observed it.
+//! - [`PublishedTrust`]: the authorities that API servers trust, and since when this process has observed them.
 //!
 //! No certificate outlives its authority. So once an authority has expired, no replica can still serve a certificate
 //! signed by it, however far behind the replica is; an authority leaves the bundle only then. For the same reason
@@ -71,24 +71,24 @@ impl fmt::Debug for Id {
 /// The certificate of an authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// Its ID.
+    /// ID of the certificate.
     pub id: Id,
-    /// Valid from.
+    /// Start of the validity.
     pub from: Timestamp,
-    /// Valid until.
+    /// End of the validity.
     pub until: Timestamp,
 }
 
-/// A certificate to serve, with its key at hand and the right names in it.
+/// A certificate to serve; its key is available, and it contains the required names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// Its ID.
+    /// ID of the certificate.
     pub id: Id,
-    /// The authority that signed it.
+    /// ID of the authority that signed the certificate.
     pub authority: Id,
-    /// Valid from.
+    /// Start of the validity.
     pub from: Timestamp,
-    /// Valid until.
+    /// End of the validity.
     pub until: Timestamp,
 }
 
@@ -98,7 +98,7 @@ impl Serving {
     }
 }
 
-/// The usable content of a Secret; empty if the Secret is missing or holds garbage.
+/// The usable content of a Secret; empty if the Secret is missing or has no valid content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldCertificates {
     /// The newest authority, whose key is in the Secret.
@@ -144,7 +144,7 @@ impl RenewalCause {
         }
     }
 
-    /// Returns the reason as a sentence for people.
+    /// Returns the reason as a human-readable sentence.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::Missing => "there is none that can be used",
@@ -158,20 +158,20 @@ impl RenewalCause {
 /// A certificate to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Make {
-    /// Valid until, a whole second.
+    /// End of the validity, a whole second.
     pub until: Timestamp,
-    /// Why it is created.
+    /// Why the certificate is created.
     pub cause: RenewalCause,
 }
 
 /// The action for the serving certificate in a Secret to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServingChange {
-    /// Keep it.
+    /// Keep the certificate in the Secret.
     Keep,
     /// Write this replica's certificate: the Secret has lost it, or holds a certificate that API servers do not trust.
     Carry,
-    /// Create one, signed by the signer that the Secret will hold.
+    /// Create a certificate, signed by the signer that the Secret will hold.
     Sign(Make),
 }
 
@@ -180,14 +180,14 @@ pub enum ServingChange {
 pub enum RenewalStep {
     /// Write the Secret, unless it has changed since it was read.
     Write {
-        /// A new signer, if one is to be created. It comes first in the bundle.
+        /// The new signer, if one is to be created. The new signer comes first in the bundle.
         signer: Option<Make>,
         /// The other authorities, the signer first if it stays.
         bundle: Vec<Id>,
         /// The certificate to serve.
         serving: ServingChange,
     },
-    /// Write this bundle to every place that holds a different one.
+    /// Write this bundle to every webhook configuration that contains a different bundle.
     Publish {
         /// All authorities, the signer first.
         bundle: Vec<Id>,
@@ -294,7 +294,7 @@ fn authorities(
     all
 }
 
-/// Returns what to do with the serving certificate, and when that changes with time alone.
+/// Returns the action for the serving certificate, and when that action changes with time alone.
 fn serving(
     now: Timestamp,
     held: &HeldCertificates,

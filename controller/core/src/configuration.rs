@@ -61,9 +61,9 @@ pub struct MigrationSettings {
     pub outbound_per_node: u32,
     /// Maximum number of parallel migrations to a node.
     pub inbound_per_node: u32,
-    /// Bytes per second for each migration; `None`: no limit.
+    /// Maximum bandwidth of each migration, in bytes per second; `None`: no limit.
     pub bandwidth: Option<u64>,
-    /// Time allowed per GiB to copy; `None`: no limit.
+    /// Time limit of a migration per GiB of data to copy; `None`: no limit.
     pub completion_timeout_per_gib: Option<Duration>,
     /// Time without progress before a migration is aborted; `None`: never.
     pub progress_timeout: Option<Duration>,
@@ -82,9 +82,9 @@ pub struct MigrationSettings {
 /// Lifetimes of the certificates that Drydock issues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Certificates {
-    /// The certificate authority.
+    /// Lifetime of the certificate authority.
     pub ca: Lifetime,
-    /// The serving certificates.
+    /// Lifetime of the serving certificates.
     pub server: Lifetime,
 }
 
@@ -93,7 +93,7 @@ pub struct Certificates {
 pub struct Lifetime {
     /// Validity of the certificate.
     pub duration: Duration,
-    /// Time between its renewal and its expiry.
+    /// Time between the renewal of the certificate and its expiry.
     pub renew_before: Duration,
 }
 
@@ -147,9 +147,9 @@ impl Configuration {
 /// An invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidValue {
-    /// Path of the field, as a person finds it in the object.
+    /// Path of the field in the object.
     pub field: String,
-    /// Its value, truncated to a readable length.
+    /// Value of the field, truncated to a readable length.
     pub value: String,
     /// The allowed values.
     pub allowed: String,
@@ -276,7 +276,7 @@ pub struct ConfigurationSource {
     pub kind: &'static str,
     /// Name of the object.
     pub reference: Reference,
-    /// Its settings and problems.
+    /// Settings and problems of the object.
     pub parsed: Parsed,
 }
 

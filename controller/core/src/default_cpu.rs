@@ -8,7 +8,7 @@ use crate::configuration::Configuration;
 pub const HOST_MODEL: &str = "host-model";
 /// The host's CPU, passed through unchanged.
 pub const HOST_PASSTHROUGH: &str = "host-passthrough";
-/// Everything that the emulator, or the host with KVM, supports: QEMU's `max`.
+/// All features that the emulator, or the host with KVM, supports: QEMU's `max`.
 pub const MAXIMUM: &str = "max";
 
 /// Returns the CPU model of guests of this architecture (Kubernetes' name) whose manifest sets none.

@@ -10,12 +10,12 @@ pub enum DeviceOffer {
     /// Emulation, which needs no device. Shares are counted all the same, so that the same pod fits both kinds of
     /// nodes.
     Emulation,
-    /// None: all shares are unhealthy, and the kubelet reports none.
+    /// No virtualization: all shares are unhealthy, and the kubelet reports none.
     Nothing,
 }
 
 impl DeviceOffer {
-    /// Returns what a node with this readiness offers.
+    /// Returns the offer of a node with this readiness.
     pub fn of(readiness: NodeReadiness) -> Self {
         match readiness {
             NodeReadiness::Ready => Self::Kvm,

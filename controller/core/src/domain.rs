@@ -7,8 +7,9 @@
 //!                                  └─▶ or an error
 //! ```
 //!
-//! The same input produces the same text, down to the address of each device on the guest's buses. Only what depends
-//! on the libvirt version is left to libvirt: the path of QEMU, and the version of a machine type such as `q35`.
+//! The same input produces the same text, down to the address of each device on the guest's buses. Only values that
+//! depend on the libvirt version are left to libvirt: the path of QEMU, and the version of a machine type such as
+//! `q35`.
 
 mod all_disks;
 mod boot;
@@ -67,7 +68,7 @@ pub struct DomainInput<'a> {
     pub name: &'a str,
     /// UID of the instance.
     pub uid: &'a str,
-    /// Its spec. Unset fields have the same defaults as those that admission fills in.
+    /// Spec of the instance. Unset fields have the same defaults as those that admission fills in.
     pub spec: &'a VirtualMachineInstanceSpec,
     /// Hardware virtualization or emulation.
     pub virt_type: VirtType,
@@ -96,8 +97,7 @@ pub fn domain_name(namespace: &str, name: &str) -> String {
 /// Returns the domain XML.
 ///
 /// # Errors
-/// If the domain XML cannot be generated: the spec is impossible, or the launcher has not prepared something that it
-/// needs.
+/// If the domain XML cannot be generated: the spec is impossible, or the launcher has not prepared a disk.
 pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
     if input.architecture != "x86_64" {
         return Err(DomainProblem::UnsupportedArchitecture(input.architecture.into()));
@@ -146,7 +146,7 @@ fn uuid(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
     }
 }
 
-/// Identifies the instance's domain, to distinguish it from that of another instance of the same name.
+/// Returns the metadata that distinguishes the instance's domain from that of another instance of the same name.
 fn metadata(uid: &str) -> Element {
     let instance = Element::new("drydock:instance")
         .with("xmlns:drydock", METADATA_NAMESPACE)

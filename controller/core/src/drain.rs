@@ -59,20 +59,21 @@ pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
 /// An eviction without other request belongs to a cordon of its node that is observed within this time. `kubectl drain`
 /// cordons before it evicts, but the watches for both are not synchronized.
 pub const CORDON_SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// A drain that is over within this time is reported by the Hypervisor alone: every kubelet, scheduler and controller
-/// watches Nodes. Times of drains are in whole seconds, so it is between three seconds and four.
+/// A drain that ends within this time is reported by the Hypervisor alone, because every kubelet, scheduler and
+/// controller watches Nodes. Times of drains are in whole seconds, so the effective limit is between three and four
+/// seconds.
 const SHORT: Duration = Duration::from_secs(4);
-/// At most this many guests are listed by name in `status.drain.remaining`.
+/// Maximum number of guests that are listed by name in `status.drain.remaining`.
 const MAX_GUESTS_LISTED: usize = 100;
 
 /// The drain-related state of a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeMarks {
-    /// The node is cordoned.
+    /// Whether the node is cordoned.
     pub cordoned: bool,
-    /// The node has the drain taint.
+    /// Whether the node has the drain taint.
     pub tainted: bool,
-    /// The node is in maintenance.
+    /// Whether the node is in maintenance.
     pub in_maintenance: bool,
 }
 
@@ -105,7 +106,7 @@ impl NodeMarks {
     /// Returns whether the given request for a guest to leave is still in force.
     fn holds(self, by: DrainRequest) -> bool {
         match by {
-            // An unknown requester may still want it.
+            // An unknown requester may still want the guest to leave.
             DrainRequest::Eviction | DrainRequest::Unknown => true,
             DrainRequest::Cordon => self.cordoned || self.own_request().is_some(),
             DrainRequest::Taint | DrainRequest::Maintenance => self.own_request().is_some(),
@@ -113,8 +114,8 @@ impl NodeMarks {
     }
 }
 
-/// Returns whether a guest must not go to a node because the node is being drained or is about to be, and nothing else
-/// keeps a pod with these tolerations off it.
+/// Returns whether a guest must not go to a node only because the node is being drained or is about to be: the
+/// scheduler itself would not keep a pod with these tolerations off the node.
 pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerations: &[Toleration]) -> bool {
     (maintenance_requested || NodeMarks::of(node, key) != NodeMarks::default()) && !keeps_off(node, tolerations)
 }
@@ -122,7 +123,7 @@ pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerat
 /// Returns whether a change of an instance matters to drains: its phase, node, evacuation request, deletion, generation
 /// or the status of a condition has changed.
 pub fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
-    // Nothing is cloned: each change of each instance comes here.
+    // Nothing is cloned, because this function is called for each change of each instance.
     fn seen(instance: &VirtualMachineInstance) -> impl PartialEq {
         let status = instance.status.as_ref();
         let conditions = status.into_iter().flat_map(|status| &status.conditions);
@@ -175,15 +176,15 @@ pub struct DrainInput<'a> {
 /// A node with its guests.
 #[derive(Clone, Debug)]
 pub struct DrainingNode<'a> {
-    /// The node's name.
+    /// Name of the node.
     pub name: &'a str,
-    /// Its drain-related state.
+    /// Drain-related state of the node.
     pub marks: NodeMarks,
-    /// The guests on it.
+    /// The guests on the node.
     pub guests: Vec<DrainedGuest<'a>>,
-    /// Number of guests that are about to arrive on it.
+    /// Number of guests that are about to arrive on the node.
     pub arriving: usize,
-    /// Number of other pods on it that a drain would evict; `None` if unknown.
+    /// Number of other pods on the node that a drain would evict; `None` if unknown.
     pub evictable: Option<usize>,
     /// The last reported status.
     pub before: Option<&'a DrainStatus>,
@@ -196,17 +197,17 @@ pub struct DrainedGuest<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// The eviction strategy in force.
     pub strategy: EvictionStrategy,
-    /// Creation time of its pod.
+    /// Creation time of the guest's pod.
     pub made: Option<Timestamp>,
-    /// Its migrations.
+    /// Migrations of the guest.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-    /// The refusal of the last step for it.
+    /// The API server's refusal of the last step for the guest.
     pub refused: Option<DrainRefusal>,
-    /// Name of a foreign PodDisruptionBudget that allows no eviction of its pod now.
+    /// Name of a foreign PodDisruptionBudget that allows no eviction of the guest's pod now.
     pub held_by: Option<String>,
-    /// Whether another node has room for it, in addition to the other guests that leave.
+    /// Whether another node has room for the guest, in addition to the other guests that leave.
     pub outlook: DepartureOutlook,
-    /// Digest of the circumstances that affect its next migration, if the last one has failed.
+    /// Digest of the circumstances that affect the guest's next migration, if the last one has failed.
     pub circumstances: Option<String>,
 }
 
@@ -228,12 +229,12 @@ impl DrainedGuest<'_> {
     }
 }
 
-/// The API server has refused a step, because of a quota, a webhook or a policy of the cluster.
+/// The API server's refusal of a step, because of a quota, a webhook or a policy of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainRefusal {
     /// The API server's message.
     pub message: String,
-    /// When a step for that guest is retried.
+    /// When a step for the guest is retried.
     pub again_at: Timestamp,
 }
 
@@ -251,7 +252,7 @@ pub struct NodeDrainPlan {
 }
 
 impl NodeDrainPlan {
-    /// Returns when the next Node is to report that it is being drained, after `now`.
+    /// Returns the next time after `now` at which a Node is to report that it is being drained.
     pub fn reported_at(&self, now: Timestamp) -> Option<Timestamp> {
         let reported = self.reports.iter().filter_map(DrainReport::node_reports_from);
         reported.filter(|at| *at > now).min()
@@ -261,18 +262,18 @@ impl NodeDrainPlan {
 /// The report about a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrainReport {
-    /// The node.
+    /// Name of the node.
     pub node: String,
     /// Status of the drain; `None` if the node is not being drained.
     pub drain: Option<DrainStatus>,
-    /// The node is being drained, and guests are left.
+    /// Whether the node is being drained and still has guests.
     pub in_progress: bool,
     /// Whether it is safe to power the node off.
     pub drained: node_conditions::Drained,
 }
 
 impl DrainReport {
-    /// Returns from when on the Node reports that it is being drained, if it is.
+    /// Returns the time from which on the Node reports that it is being drained; `None` if no drain is in progress.
     pub fn node_reports_from(&self) -> Option<Timestamp> {
         let drain = self.drain.as_ref().filter(|_| self.in_progress)?;
         drain.started_at.0.checked_add(SHORT).ok()
@@ -288,7 +289,7 @@ pub enum DrainStep {
         namespace: String,
         /// Name of the VMI.
         name: String,
-        /// The node.
+        /// Name of the node that the VMI is to leave.
         node: String,
         /// Contents of the evacuation request.
         evacuation: Evacuation,

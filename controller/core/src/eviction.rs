@@ -69,16 +69,16 @@ pub enum Lookup<T> {
 /// Whether a guest can be migrated, as its agent reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Migratable {
-    /// It can be migrated.
+    /// The guest can be migrated.
     Yes,
-    /// It cannot be migrated.
+    /// The guest cannot be migrated.
     No {
         /// CamelCase reason.
         reason: String,
         /// Human-readable message.
         message: String,
     },
-    /// Not reported yet.
+    /// The agent has not reported yet whether the guest can be migrated.
     NotKnown,
 }
 
@@ -108,7 +108,7 @@ pub struct EvictionInput<'a> {
     pub instance: Lookup<&'a VirtualMachineInstance>,
     /// The VMI's eviction strategy, or the cluster's where the VMI has none.
     pub strategy: EvictionStrategy,
-    /// An unfinished migration is to bring the guest into this pod, or may be.
+    /// Whether an unfinished migration is, or may be, to bring the guest into this pod.
     pub is_target: bool,
 }
 
@@ -126,10 +126,10 @@ pub enum EvictionDecision {
 /// The validity of the reason for an allowed eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowed {
-    /// For good: it may be trusted wherever it was read.
+    /// The reason holds for good: it may be trusted wherever it was read.
     ForGood,
-    /// As long as pod and VMI are in the given state. A cache may show an older state, so the API server must confirm
-    /// it.
+    /// The reason holds as long as pod and VMI are in the given state. A cache may show an older state, so the API
+    /// server must confirm it.
     AsShown,
 }
 
@@ -144,7 +144,7 @@ pub enum EvictionRefusal {
     InProgress,
     /// The VMI has just been marked to leave its node.
     Triggered,
-    /// The eviction strategy requires that the VMI is migrated, and it cannot be.
+    /// The eviction strategy requires that the VMI is migrated, and the VMI cannot be migrated.
     NotMigratable,
     /// The VMI could not be marked to leave its node.
     NotMarked,
@@ -290,7 +290,8 @@ pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     here.is_some() && here != pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
 }
 
-/// Returns whether the guest of a pod has migrated away and never returns: the newest migration moved it from there.
+/// Returns whether the guest of a pod has migrated away and never returns: the newest migration moved it out of this
+/// pod.
 pub fn migrated_away(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     let state = instance
         .status

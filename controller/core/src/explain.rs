@@ -14,7 +14,7 @@ use crate::{
 pub struct ModelReport {
     /// The requested model.
     pub model: String,
-    /// The information about it; `None` if libvirt does not know the model.
+    /// Information about the model; `None` if libvirt does not know the model.
     pub known: Option<ModelInfo>,
     /// Similar names, if the model is unknown.
     pub similar: Vec<String>,
@@ -27,7 +27,7 @@ pub struct ModelInfo {
     pub usable: Usable,
     /// The virtualization type that the usability applies to.
     pub virt_type: VirtType,
-    /// Features that the model needs and guests cannot have here.
+    /// Features that the model needs and that guests on this node cannot have.
     pub missing: Vec<String>,
     /// Whether the model, under any of its names, is on the list of obsolete models.
     pub obsolete: bool,

@@ -1,4 +1,4 @@
-//! Durations as Go writes them, which Kubernetes' APIs have as text.
+//! Durations in Go's text format, which Kubernetes' APIs use.
 
 use std::time::Duration;
 

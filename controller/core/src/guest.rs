@@ -37,13 +37,13 @@ use crate::{
 pub struct ReportedDomain {
     /// State of the guest.
     pub state: GuestState,
-    /// Its complete CPU.
+    /// Complete CPU of the guest.
     pub cpu: Option<GuestCpu>,
-    /// Its versioned machine type.
+    /// Versioned machine type of the guest.
     pub machine: Option<String>,
-    /// `kvm` or `qemu`.
+    /// Virtualization type: `kvm` or `qemu`.
     pub virt_type: String,
-    /// Memory in bytes.
+    /// Memory of the guest in bytes.
     pub memory: Option<u64>,
     /// Version of QEMU.
     pub qemu_version: Option<String>,
@@ -51,9 +51,11 @@ pub struct ReportedDomain {
     pub libvirt_version: Option<String>,
     /// Data from the guest agent, if it is connected.
     pub agent: Option<GuestAgent>,
-    /// Whether its file systems are certainly not frozen any more: it was restarted, or its agent reports it.
+    /// Whether the guest's file systems are certainly not frozen any more: the guest was restarted, or its agent
+    /// reports it.
     pub is_thawed: bool,
-    /// Whether its users have the credentials that its agent sets, and if not, why; `None` if it sets none.
+    /// Whether the guest's users have the credentials that the guest agent sets, and if not, why; `None` if there are
+    /// none to set.
     pub credentials: Option<Result<(), String>>,
 }
 
@@ -64,7 +66,7 @@ pub struct GuestAgent {
     pub os: GuestOsInfo,
     /// Interfaces: name in the guest, MAC address.
     pub interfaces: Vec<(String, String)>,
-    /// Whether it lacks commands that KubeVirt requires.
+    /// Whether the agent lacks commands that KubeVirt requires.
     pub is_unsupported: bool,
 }
 
@@ -98,7 +100,7 @@ pub enum GuestState {
 /// Why a guest is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseCause {
-    /// It was paused on request, or started paused.
+    /// The guest was paused on request, or was started paused.
     User,
     /// A disk had an I/O error.
     IoError,
@@ -124,7 +126,7 @@ pub struct ObservedGuest<'a> {
     pub now: Timestamp,
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
-    /// The pod that its guest runs in.
+    /// The pod that the guest runs in.
     pub pod: &'a Pod,
     /// The launcher's report that libvirt responds and all disks exist.
     pub ready: &'a Ready,
@@ -338,7 +340,7 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
         && wanted.drydock == current.drydock)
 }
 
-/// Returns whether a stored condition has all that the agent reports.
+/// Returns whether a stored condition has everything that the agent reports.
 ///
 /// Until a guest is ready, the controller reports the reason. It removes its reason and message only after the agent has
 /// reported that the guest is ready. Until then they remain, because server-side apply removes no fields of another field
@@ -438,15 +440,15 @@ fn readiness(observed: &ObservedGuest<'_>) -> (bool, &'static str, String) {
     }
 }
 
-/// Returns whether the pod's readiness gate is open: the guest runs here and is not paused, and its readiness probe
-/// succeeds if the launcher runs that probe. (With a launcher of an earlier release the kubelet runs the probe; the
-/// pod is then unready by itself.)
+/// Returns whether the pod's readiness gate is open: the guest runs in the pod and is not paused, and its readiness
+/// probe succeeds if the launcher runs that probe. (With a launcher of an earlier release the kubelet runs the probe;
+/// the pod is then unready by itself.)
 pub fn gate_is_open(domain: &ReportedDomain, ready: &Ready, readiness: Option<&GuestReadiness>) -> bool {
     let is_ready = !ready.probes_readiness || readiness.is_some_and(|readiness| readiness.ready);
     domain.state == GuestState::Running && is_ready
 }
 
-/// Returns why the guest's readiness probe does not succeed; `None` if it does, or there is none.
+/// Returns why the guest's readiness probe does not succeed; `None` if it succeeds, or the guest has no such probe.
 fn probe_failure(observed: &ObservedGuest<'_>) -> Option<String> {
     observed.instance.spec.readiness_probe.as_ref()?;
     let not_yet = "its readiness probe has not succeeded";
@@ -493,8 +495,9 @@ fn memory(bytes: u64) -> MemoryStatus {
     }
 }
 
-/// A guest is reached by its pod's addresses, whatever addresses it has itself: when it moves, it keeps those of the
-/// pod in which it started. The guest agent reports the names of the interfaces inside the guest.
+/// Returns the interfaces of the guest. A guest is reached by its pod's addresses, whatever addresses it has itself: a
+/// migrated guest keeps the addresses of the pod in which it started. The guest agent reports the names of the
+/// interfaces inside the guest.
 fn interfaces(observed: &ObservedGuest<'_>) -> Vec<InterfaceStatus> {
     let status = observed.pod.status.as_ref();
     let addresses: Vec<String> = status

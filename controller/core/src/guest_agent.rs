@@ -4,7 +4,7 @@
 //!  commands() ─▶ libvirt ─▶ guest agent ─▶ one reply, or none, for each ─▶ Replies ─▶ KubeVirt's documents
 //! ```
 //!
-//! Replies come from inside the guest. Whatever does not fit is left out, and lists are cut.
+//! Replies come from inside the guest. Content of an unexpected form is omitted, and lists and texts are truncated.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ const REQUIRED: [&str; 10] = [
     "guest-get-osinfo",
 ];
 
-/// Command that shows which commands there are.
+/// Command that lists the supported commands.
 pub const INFO: &str = "guest-info";
 /// Command that shows whether the file systems are frozen.
 pub const FREEZE_STATUS: &str = "guest-fsfreeze-status";
@@ -65,7 +65,7 @@ pub fn commands(report: GuestReport) -> &'static [&'static str] {
     }
 }
 
-/// Returns a command as an agent reads it.
+/// Returns a command as a JSON message for the agent.
 pub fn message(command: &str) -> String {
     serde_json::json!({"execute": command}).to_string()
 }
@@ -97,7 +97,8 @@ impl Replies {
         document.unwrap_or_default()
     }
 
-    /// Returns whether the agent supports what KubeVirt requires, and these commands; `None` if it has not replied.
+    /// Returns whether the agent supports the commands that KubeVirt requires and those in `also`; `None` if it has not
+    /// replied.
     pub fn is_supported(&self, also: &BTreeSet<&str>) -> Option<bool> {
         self.of(INFO)?;
         let known = self.supported_commands();

@@ -1,7 +1,7 @@
-//! The effect of a user's command on a guest, decided by the guest's agent.
+//! The effect of a user's command on a guest, decided by the agent of the guest's node.
 //!
-//! A command is carried out only on the node that the instance names, and never while a migration has the guest: during the
-//! hand-over a guest that is paused on the target must not run before the source has proven that it stopped
+//! A command is carried out only on the node that the instance names, and never while a migration moves the guest:
+//! during the hand-over, a guest that is paused on the target must not run before the source has proven that it stopped
 //! (`migration/PROTOCOL.md`). So no command changes which side of a migration runs; the search of migrations
 //! (`tests/migration_search`) tries an unpause in every state.
 
@@ -15,13 +15,13 @@ use drydock_api::{
 /// The activity of a guest, according to its libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunState {
-    /// It runs.
+    /// The guest runs.
     Running,
-    /// It is paused, for whatever reason but its migration.
+    /// The guest is paused, for whatever reason but its migration.
     Paused,
-    /// libvirt runs a migration of it, or it is paused for one.
+    /// libvirt runs a migration of the guest, or the guest is paused for one.
     Migrating,
-    /// It is ending, or there is none.
+    /// The guest is ending, or there is none.
     Off,
 }
 
@@ -76,7 +76,7 @@ fn is_settled_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), 
 /// Returns whether the guest of an instance is on this node.
 ///
 /// # Errors
-/// Why not.
+/// The refusal, if the guest is not on this node.
 pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), NodeApiRefusal> {
     let status = instance.status.as_ref();
     if status.and_then(|status| status.node_name.as_deref()) == Some(node) {
@@ -86,10 +86,10 @@ pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Node
     Err(NodeApiRefusal::new(RefusalReason::NotHere, message))
 }
 
-/// Decides which call a command is.
+/// Returns the libvirt call for a command.
 ///
 /// # Errors
-/// Why it is refused.
+/// The refusal of the command, with its reason.
 pub fn plan(facts: &CommandInput<'_>, command: GuestCommand) -> Result<GuestCall, NodeApiRefusal> {
     use RunState::{Migrating, Off, Paused, Running};
     // A thaw does not change where a guest runs, and must not wait.
@@ -197,7 +197,7 @@ mod tests {
                 .into_iter()
                 .filter(|command| *command != GuestCommand::Unfreeze);
             for command in others {
-                // What unpauses a guest would be the worst.
+                // A command that unpauses a guest would do the most harm.
                 let activity = match command {
                     GuestCommand::Unpause => RunState::Paused,
                     _ => RunState::Running,

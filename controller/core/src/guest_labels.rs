@@ -76,7 +76,7 @@ pub fn plan(
     let wanted: BTreeMap<_, _> = keys(guests.node, pods).map(|key| (key, TRUE.to_owned())).collect();
     let changes = labels::changes(current, &wanted, |key| key.starts_with(GUEST));
     let since = |of: fn(&Option<String>) -> bool, before: Option<Timestamp>| {
-        // A time in the future was before the clock was set back.
+        // A time in the future was recorded before the clock was set back.
         changes
             .values()
             .any(of)

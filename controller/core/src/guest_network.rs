@@ -29,7 +29,7 @@ pub struct UserNamespaces {
     /// `user.max_user_namespaces`: limit per user. `None` if the setting does not exist, as in a kernel without user
     /// namespaces.
     pub limit: Option<u64>,
-    /// `kernel.unprivileged_userns_clone`, which some distributions' kernels have: whether users other than root may
+    /// `kernel.unprivileged_userns_clone`, a setting of some distributions' kernels: whether users other than root may
     /// create user namespaces.
     pub for_everybody: Option<bool>,
 }

@@ -19,7 +19,7 @@ pub struct InForce {
     pub reason: &'static str,
     /// Human-readable message: on which nodes it is not in force, and why.
     pub message: String,
-    /// Number of nodes that apply it.
+    /// Number of nodes that apply the current revision of the object.
     pub following: u32,
     /// Number of nodes with an agent.
     pub nodes: u32,

@@ -23,14 +23,14 @@ pub struct History {
     pub failed: Option<Failed>,
 }
 
-/// Failures in a row.
+/// Consecutive failed inspections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// Number of failures.
     pub times: u32,
-    /// When the last one ended.
+    /// When the last failed inspection ended.
     pub at: Timestamp,
-    /// Fingerprint at that time.
+    /// Fingerprint of the host at the last failed inspection.
     pub fingerprint: FactsFingerprint,
 }
 
@@ -66,7 +66,7 @@ pub fn need(history: &History, present: &FactsFingerprint, now: Timestamp) -> Ne
             return Need::Now(parts);
         }
         let retry_at = failed.at + retry_after(failed.times);
-        // A failure in the future was before the clock was set back.
+        // A failure in the future was recorded before the clock was set back.
         return if now >= retry_at || now < failed.at {
             Need::Now(Vec::new())
         } else {

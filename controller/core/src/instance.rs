@@ -6,11 +6,11 @@
 //!     └──────────────────────┴──── the pod's container ended, or its node is gone for good ──▶ Succeeded | Failed
 //! ```
 //!
-//! The agent of `status.nodeName` sets Running; all other changes of the phase are decided here. A guest counts as
+//! The agent of `status.nodeName` sets Running; this module decides all other changes of the phase. A guest counts as
 //! ended only with proof: the kubelet reports that its container has terminated; or its pod is gone and the node's
-//! agent reports the guest's end; or the node is gone for good. A pod that merely vanished proves nothing, since it
-//! can be force-deleted. Neither does a deleted Node object while the node's agent is alive: the agent first stops
-//! its guests and reports each end.
+//! agent reports the guest's end; or the node is gone for good. A pod that merely vanished proves nothing, since it can
+//! be force-deleted. Neither does a deleted Node object while the node's agent is alive: the agent first stops its
+//! guests and reports each end.
 
 pub mod ending;
 pub mod inputs;
@@ -62,32 +62,33 @@ pub struct ObservedInstance<'a> {
     pub now: Timestamp,
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
-    /// The pods that it controls.
+    /// The pods that the instance controls.
     pub pods: &'a [Arc<Pod>],
     /// Whether the pods were listed by the API server itself after the instance was read, so that a pod that is not
     /// listed does not exist.
     pub confirmed: bool,
     /// State of the instance's node.
     pub node: NodeState,
-    /// States of other nodes that its pods were on, by name.
+    /// States of other nodes that the instance's pods were on, by name.
     pub other_nodes: &'a [(String, NodeState)],
-    /// Whether the agent of its node is unresponsive too.
+    /// Whether the agent of the instance's node is unresponsive too.
     pub unresponsive: bool,
-    /// State of its migrations.
+    /// State of the instance's migrations.
     pub moving: Moving<'a>,
-    /// Its volumes that are PersistentVolumeClaims, with their known properties.
+    /// Volumes of the instance that are PersistentVolumeClaims, with their known properties.
     pub claims: &'a [VolumeStatus],
-    /// Why no node can run it, if its pod is not bound to one.
+    /// Why no node can run the instance, if its pod is not bound to a node.
     pub misfit: Option<&'a str>,
-    /// Whether another node could run it.
+    /// Whether another node could run the instance.
     pub targets: Option<&'a Targets>,
-    /// Digest of what a new pod of it would require of a node; `None` where no pod waits for a node.
+    /// Digest of the requirements that a new pod of the instance would have on a node; `None` if no pod waits for a
+    /// node.
     pub requirements_digest: Option<&'a str>,
-    /// Why the creation of its pod failed, if it was attempted.
+    /// Why the creation of the instance's pod failed, if it was attempted.
     pub failed_create: Option<&'a str>,
     /// Volumes that the kubelet could not mount: (UID of the pod, the kubelet's last message).
     pub unmounted: &'a [(String, String)],
-    /// The newest warning among the events of its pod, if they were read.
+    /// The newest warning among the events of the instance's pod, if they were read.
     pub warning: Option<&'a Hindrance>,
 }
 
@@ -101,7 +102,7 @@ pub struct Moving<'a> {
     pub moved_to: Option<&'a str>,
     /// State of the newest started migration, as KubeVirt reports it.
     pub state: Option<&'a MigrationState>,
-    /// Its current mode, as reported by its source since `state`.
+    /// Current mode of that migration, as its source has reported it since `state`.
     pub mode: Option<MigrationMode>,
     /// All existing migrations of the instance.
     pub migrations: &'a [Arc<VirtualMachineInstanceMigration>],
@@ -159,23 +160,23 @@ pub fn other_nodes(
 /// State of a node's agent according to its Lease, by this process's own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentSign {
-    /// It has renewed its Lease in time, or the state is not known (yet).
+    /// The agent has renewed its Lease in time, or the state is not known (yet).
     MayLive,
-    /// It has not renewed its Lease in time, or has none although there was time to create one.
+    /// The agent has not renewed its Lease in time, or has none although there was time to create one.
     Unresponsive,
 }
 
-/// State of a node, as far as it matters for deciding whether something has ended there.
+/// State of a node, as far as it matters for deciding whether a pod's container has ended on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// The node exists, and its kubelet is responsive.
     Ready,
     /// The node exists, and its kubelet is unresponsive.
     NotReady {
-        /// When Kubernetes noticed, in whole seconds.
+        /// When Kubernetes noticed that the kubelet is unresponsive, in whole seconds.
         since: Option<Timestamp>,
     },
-    /// An administrator confirms that it is off: it has the taint `node.kubernetes.io/out-of-service`.
+    /// An administrator confirms that the node is off: the node has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
     /// The API server confirms that the Node does not exist, and its agent is unresponsive. By deleting the Node, the
     /// administrator has confirmed that the node is off.
@@ -183,7 +184,7 @@ pub enum NodeState {
     /// The API server confirms that the Node does not exist, but its agent may be alive. The agent ends the guests of
     /// its node and reports each end.
     Deleted,
-    /// Unknown, or there is no node yet.
+    /// The state is unknown, or there is no node yet.
     Unknown,
 }
 
@@ -196,12 +197,12 @@ impl NodeState {
         }
     }
 
-    /// Returns whether there is no Node object of that name.
+    /// Returns whether the API server confirms that the Node object does not exist.
     pub fn is_without_object(self) -> bool {
         matches!(self, Self::Gone | Self::Deleted)
     }
 
-    /// Returns whether certainly nothing runs there any more.
+    /// Returns whether certainly no container runs on the node any more.
     pub fn is_gone_for_good(self) -> bool {
         matches!(self, Self::OutOfService | Self::Gone)
     }
@@ -239,39 +240,39 @@ pub enum InstanceStep {
     CreatePod,
     /// Delete a pod, with a grace period for its guest to shut down.
     DeletePod {
-        /// Its name.
+        /// Name of the pod.
         name: String,
-        /// Its UID, which is a precondition.
+        /// UID of the pod, which is a precondition.
         uid: String,
         /// The grace period in seconds, if it is shorter than the pod's.
         grace: Option<i64>,
     },
     /// Delete a pod that has no node yet, so that it is recreated under the configuration in force.
     ReplacePod {
-        /// Its name.
+        /// Name of the pod.
         name: String,
-        /// Its UID, which is a precondition.
+        /// UID of the pod, which is a precondition.
         uid: String,
-        /// Its resourceVersion, which is a precondition: the pod may have been bound since.
+        /// ResourceVersion of the pod, which is a precondition: the pod may have been bound since.
         resource_version: Option<String>,
     },
     /// Set or remove a pod's annotation that informs the descheduler of an eviction in progress.
     AnnotateEviction {
-        /// The pod's name.
+        /// Name of the pod.
         name: String,
-        /// Its UID, which is a precondition.
+        /// UID of the pod, which is a precondition.
         uid: String,
         /// Whether the annotation is set.
         in_progress: bool,
     },
     /// Set the instance's label with the name of its node.
     Label(String),
-    /// Add ephemeral containers to its pod that find out which images the guest's disks are based on. The guest runs
-    /// on if they are refused.
+    /// Add ephemeral containers to the instance's pod that find out which images the guest's disks are based on. The
+    /// guest runs on if the API server refuses them.
     ProbeImages {
-        /// The pod's name.
+        /// Name of the pod.
         name: String,
-        /// Its UID.
+        /// UID of the pod.
         uid: String,
         /// The containers.
         containers: Vec<EphemeralContainer>,
@@ -283,13 +284,13 @@ pub enum InstanceStep {
 /// The fate of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Its container may be running.
+    /// The container of the pod may be running.
     Alive,
-    /// Its container has ended.
+    /// The container of the pod has ended.
     Ended(EndedGuest),
-    /// Its node is gone for good.
+    /// The node of the pod is gone for good.
     GoneWithItsNode,
-    /// It no longer exists, and no component has reported the end of its container.
+    /// The pod no longer exists, and no component has reported the end of its container.
     Vanished,
 }
 
@@ -303,7 +304,7 @@ const OWN_CONDITIONS: [&str; 4] = [
 
 /// Reason of a final phase: the guest was lost with its node.
 pub const NODE_GONE: &str = "NodeGone";
-/// Reason of an instance's condition `Ready`: its node does not respond, and the guest may still run there.
+/// Reason of an instance's condition `Ready`: its node does not respond, and the guest may still run on that node.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
 /// Plans the actions for an instance.
@@ -384,7 +385,7 @@ fn deletions(observed: &ObservedInstance<'_>, fates: &[(String, Fate)]) -> Vec<I
     });
     let steps = living.filter_map(|pod| {
         let grace = shorter_grace(observed.instance, pod);
-        // A pod that is already terminating is only deleted again with a shorter grace period.
+        // A terminating pod is only deleted again with a shorter grace period.
         (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| InstanceStep::DeletePod {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid(pod),
@@ -417,8 +418,8 @@ fn running_pod_steps(observed: &ObservedInstance<'_>, pod: &Pod) -> Vec<Instance
     steps
 }
 
-/// Returns whether the guest is or was in this pod: its agent has reported that, or a migration has brought it there
-/// and its agent has not reported it yet.
+/// Returns whether the guest is or was in this pod: its agent has reported that, or a migration has brought it into the
+/// pod and its agent has not reported it yet.
 fn is_known(observed: &ObservedInstance<'_>, here: Option<&str>, pod: &Pod) -> bool {
     let drydock = observed
         .instance
@@ -487,9 +488,9 @@ impl<'a> PodsView<'a> {
                 .is_some_and(|uid| recorded_uids.contains(uid));
             let fate = match ended(pod) {
                 Some(mut ended) => {
-                    // Its agent has pressed the power button, which the launcher does not know.
+                    // The agent has pressed the power button, which the launcher does not know.
                     ended.evicted |= reported || node.is_some_and(|node| observed.state_of(node).is_without_object());
-                    // The user deleted the instance, and the controller deleted the pod for that.
+                    // The user deleted the instance, upon which the controller deleted the pod.
                     ended.evicted &= observed.instance.metadata.deletion_timestamp.is_none();
                     Fate::Ended(ended)
                 }
@@ -602,7 +603,8 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// Starts with what remains of the previous status. From Running on, the agent owns the phase until the guest ends.
+    /// Starts with the parts of the previous status that remain. From Running on, the agent owns the phase until the
+    /// guest ends.
     fn new(observed: &'a ObservedInstance<'a>, before: &'a VirtualMachineInstanceStatus, pod: Option<&Pod>) -> Self {
         let old_phase = before.phase.unwrap_or_default();
         let mut draft = Self {
@@ -671,8 +673,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Applies the state of the guest's live pod: what prevents a new one from running, and whether another node could
-    /// take a running guest.
+    /// Applies the state of the guest's live pod: the obstacle that prevents a new pod from running, and whether
+    /// another node could take a running guest.
     fn apply_live_pod(&mut self, pod: &Pod) {
         let observed = self.observed;
         if self.old_phase < Phase::Running {
@@ -703,8 +705,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Withdraws the request for an eviction from a node that the guest has left. Returns the status's
-    /// `evacuationNodeName` in that case.
+    /// Withdraws the eviction request for a node that the guest has left. Returns the status's `evacuationNodeName` in
+    /// that case.
     fn apply_eviction_mark(&mut self) -> Option<String> {
         let arrived = self.observed.moving.moved_to;
         if arrived.is_some_and(|node| evacuation_request::is_orphaned(self.observed.instance, node)) {
@@ -723,7 +725,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Returns the reason why a guest does not run yet, if something prevents it from running.
+/// Returns the reason why a guest does not run yet, if there is an obstacle.
 fn hindrance(conditions: &[Condition]) -> Option<String> {
     let kept = |type_: &str, status: ConditionStatus| {
         let condition = find(conditions, type_).filter(|condition| condition.status == status.as_str())?;
@@ -779,8 +781,8 @@ fn unresponsive_message(observed: &ObservedInstance<'_>, before: &VirtualMachine
 }
 
 /// Returns the state of the newest migration. For the instance, a migration is completed once the guest has arrived,
-/// slightly before the migration itself reports that. Progress is reported on the migration; here the state changes
-/// only when the migration begins, ends, is cancelled or disturbs the guest.
+/// slightly before the migration itself reports that. Progress is reported on the migration; the state on the instance
+/// changes only when the migration begins, ends, is cancelled or disturbs the guest.
 fn migration_state(observed: &ObservedInstance<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
     let mut state = observed.moving.state.cloned()?;
     state.mode = observed.moving.mode.or(state.mode);
@@ -832,8 +834,8 @@ fn active_pods(
 ) -> BTreeMap<String, String> {
     let mut active = BTreeMap::new();
     for (uid, fate) in fates {
-        // A pod that the guest has left by migrating is removed in the same write that reports the guest's new node. The
-        // pod that the guest has moved to stays until the migration is over: then its end is the guest's end.
+        // The guest's former pod is removed in the same write that reports the guest's new node. The pod that the guest
+        // has moved to stays until the migration is over: then its end is the guest's end.
         let decides = |node: &String| observed.moving.moved_to.is_none_or(|moved_to| moved_to == node);
         let recorded = observed.moving.under_way && before.active_pods.get(uid).is_some_and(decides);
         let over = matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) || observed.moving.have_emptied(uid);
@@ -862,7 +864,7 @@ fn active_pods(
 /// Reasons of a waiting container while its volumes are mounted and its image is pulled.
 const BEING_CREATED: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
-/// Returns what prevents a pod from running, including the namespace of a missing input.
+/// Returns the obstacle that prevents a pod from running, including the namespace of a missing input.
 fn pod_hindrance(observed: &ObservedInstance<'_>, pod: &Pod) -> Option<Hindrance> {
     let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
     let pending = pending(pod, observed.now);

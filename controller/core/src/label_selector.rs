@@ -67,7 +67,7 @@ impl<'a> Selector<'a> {
         })
     }
 
-    /// Yields the keys of the labels that matter.
+    /// Yields the keys of the labels that the selector depends on.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
         self.0.iter().map(|requirement| match requirement {
             Requirement::Is(key, _)

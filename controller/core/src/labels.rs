@@ -50,7 +50,7 @@ impl Withheld {
         }
     }
 
-    /// Returns the reason as a sentence for people.
+    /// Returns the reason as a human-readable sentence.
     pub fn sentence(self) -> &'static str {
         match self {
             Self::NotInspected => "what guests can have here is not known, so CPU labels are left as they are",

@@ -1,8 +1,8 @@
 //! The pod that a virtual machine runs in.
 //!
-//! It meets the restricted Pod Security Standard; the only extra is a share of the virtualization resource of the
-//! agent's device plugin. The guest's data is written to two folders of the pod and deleted with it; all inputs from
-//! its namespace (claims, Secrets, images) are mounted, so that nothing outside the pod reads them.
+//! The pod meets the restricted Pod Security Standard; the only extra is a share of the virtualization resource of the
+//! agent's device plugin. The guest's data is written to two folders of the pod and deleted with the pod; all inputs
+//! from its namespace (claims, Secrets, images) are mounted, so that nothing outside the pod reads them.
 //!
 //! ```text
 //!   compute            run    /run/drydock              shared with the node's agent
@@ -13,15 +13,15 @@
 //!                             /secrets/<volume>/...     Secrets for cloud-init
 //! ```
 //!
-//! Its scheduling depends on labels of nodes; once it is bound, it requires nothing that can change:
+//! The scheduling of the pod depends on labels of nodes; once the pod is bound, it requires nothing that can change:
 //!
-//! - It has no node selector. Every ordinary term of its required node affinity contains all requirements on the
+//! - The pod has no node selector. Every ordinary term of its required node affinity contains all requirements on the
 //!   node, and one more term accepts the node with the pod's own label `guest.node.drydock.dev/<launcher>`.
 //! - No Node has this label while the pod is being scheduled, so the term does not affect the scheduler. The agent of
 //!   the pod's node sets the label ([`guest_labels`](crate::guest_labels)).
 //! - A restarting kubelet checks node selector and required node affinity again and ends pods that do not match.
-//!   Without the term, guests would end because an agent is down, or because a mask, an obsolete model or the minimum
-//!   CPU model has changed.
+//!   Without the last term, guests would end because an agent is down, or because a mask, an obsolete model or the
+//!   minimum CPU model has changed.
 
 mod guest_description;
 pub mod image_identity;
@@ -71,15 +71,15 @@ pub struct PodInput<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// The launcher's image.
     pub image: &'a str,
-    /// Requirements on its node.
+    /// Requirements on the pod's node.
     pub requirements: &'a Requirements,
-    /// Volume modes of its claims, by name; a claim that is not listed has a file system.
+    /// Volume modes of the instance's claims, by name; a claim that is not listed has a file system.
     pub claims: &'a BTreeMap<String, ClaimMode>,
     /// The suffix of the pod's name.
     pub suffix: &'a str,
     /// Host UUID of the pod's libvirt, which is the value of its label [`LAUNCHER`] and the name of its Node label.
     pub host_uuid: &'a str,
-    /// Whether its guest may run in emulation, which needs additional memory.
+    /// Whether the guest may run in emulation, which needs additional memory.
     pub emulation: bool,
     /// Set for the target pod of a migration.
     pub arriving: Option<Arriving<'a>>,
@@ -88,7 +88,7 @@ pub struct PodInput<'a> {
 /// Additional input for the target pod of a migration.
 #[derive(Clone, Copy, Debug)]
 pub struct Arriving<'a> {
-    /// Sizes in bytes of its disks, by volume. The migration copies what the guest can write.
+    /// Sizes in bytes of the guest's disks, by volume. The migration copies the disks that the guest can write to.
     pub sizes: &'a BTreeMap<String, u64>,
     /// References of the images that the guest started with, by volume; for other images, only the manifest's
     /// reference is known.
@@ -98,9 +98,9 @@ pub struct Arriving<'a> {
 /// The volume mode with which a claim is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimMode {
-    /// As a folder with a file that contains the disk.
+    /// The claim is mounted as a folder with a file that contains the disk.
     Filesystem,
-    /// As a device that is the disk.
+    /// The claim is attached as a block device that is the disk.
     Block,
 }
 
@@ -248,7 +248,7 @@ fn metadata(input: &PodInput<'_>) -> ObjectMeta {
     annotations.insert(DOMAIN.into(), own.clone());
     let digest = requirements_digest(&instance.spec, requirements, emulation);
     annotations.insert(REQUIREMENTS_DIGEST.into(), digest);
-    // Another container may report which image its disks have.
+    // The pod may have other containers, which find out the images of the guest's disks.
     annotations.insert(DEFAULT_CONTAINER.into(), CONTAINER.into());
     ObjectMeta {
         name: Some(name(&own, suffix)),

@@ -1,26 +1,25 @@
 //! Drydock's decisions, as pure functions: facts, configuration and the time go in, plans come out.
 //!
-//! Nothing here reads a clock, a file or the network, so everything can be tested by tables and
-//! properties. The binaries gather facts, call these functions and carry out their decisions.
+//! No function here reads a clock, a file or the network, so everything can be tested by tables and properties. The
+//! binaries gather facts, call these functions and carry out their decisions.
 //!
-//! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
-//!   ConfigMap and HyperConverged.
-//! - [`admission`]: what may be created and changed, and which fields are filled in.
+//! - [`configuration`]: the cluster's configuration, from defaults, the legacy ConfigMap and HyperConverged.
+//! - [`admission`]: which objects may be created and changed, and which fields are filled in.
 //! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum_cpu`], [`aliases`] and [`mask`].
-//! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
-//! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
+//! - [`node`]: all actions of a node's agent for its own Node and Hypervisor.
+//! - [`guest_network`], [`device_offer`]: the network and the virtualization that a node offers to guests.
 //! - [`domain`]: the libvirt domain of a guest.
-//! - [`instance`], [`machine`], [`replica_set`]: what the controller does about each of these.
+//! - [`instance`], [`machine`], [`replica_set`]: the controller's actions for these kinds.
 //! - [`maintenance`]: how a node is emptied and kept empty.
 //! - [`migration`]: how a guest moves to another node.
 //! - [`inspection`]: when a host has to be inspected again.
-//! - [`in_force`]: whether a configuration object is followed by every node.
+//! - [`in_force`]: whether every node applies a configuration object.
 //! - [`certificates`]: how webhook certificates are renewed without refusing requests in between.
 //! - [`subresources`]: KubeVirt's API that `virtctl` calls.
 //! - [`replicas`]: which replica of the controller moves to a node of its own.
-//! - [`removal`]: what keeps Drydock from being removed, and what a node loses.
-//! - [`guest_agent`], [`access_credentials`]: what guest agents reply, and the credentials that they set.
-//! - [`explain`]: why a CPU model can or cannot be had on a node.
+//! - [`removal`]: which objects keep Drydock from being removed, and which parts a node loses.
+//! - [`guest_agent`], [`access_credentials`]: the replies of guest agents, and the credentials that they set.
+//! - [`explain`]: why guests can or cannot have a CPU model on a node.
 
 #![forbid(unsafe_code)]
 

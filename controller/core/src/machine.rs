@@ -40,38 +40,38 @@ pub use strategy::{DeletionReason, InstanceDecision, RequestedChanges, Standing,
 /// The controller's observations of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct ObservedMachine<'a> {
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
     /// The machine.
     pub machine: &'a VirtualMachine,
     /// The instance of the machine's name, whatever its owner.
     pub instance: Option<&'a VirtualMachineInstance>,
-    /// The instance was read from the API server itself after the machine was read.
+    /// Whether the instance was read from the API server itself after the machine was read.
     pub confirmed: bool,
-    /// The instance is being live migrated.
+    /// Whether the instance is being live migrated.
     pub migrating: bool,
-    /// Why the API server did not make the instance, if that was tried.
+    /// Why the API server rejected the creation of the instance, if the creation was attempted.
     pub failed_create: Option<&'a str>,
 }
 
 /// The steps, in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MachinePlan {
-    /// The instance has to be read from the API server itself before anything is concluded.
+    /// Whether the instance has to be read from the API server itself before anything is concluded.
     pub confirm: bool,
-    /// The finalizer is set, without which no instance is made.
+    /// Whether the finalizer is to be set, without which no instance is created.
     pub add_finalizer: bool,
-    /// The status; `None` if it is as it should be.
+    /// The status to write; `None` if it needs no change.
     pub status: Option<VirtualMachineStatus>,
     /// Events on the machine.
     pub events: Vec<MachineEvent>,
-    /// The instance is deleted.
+    /// The instance to delete, if any.
     pub delete: Option<InstanceDeletion>,
-    /// This instance is made.
+    /// The instance to create, if any.
     pub create: Option<Box<VirtualMachineInstance>>,
-    /// The run strategy of a halted machine is changed to Always, since a start was requested.
+    /// Whether the run strategy of a halted machine is to be changed to Always, since a start was requested.
     pub run: bool,
-    /// The finalizer is removed, so that the machine can be deleted.
+    /// Whether the finalizer is to be removed, so that the machine can be deleted.
     pub remove_finalizer: bool,
     /// When to reconcile again, if nothing changes before.
     pub wake: Option<Timestamp>,
@@ -80,20 +80,20 @@ pub struct MachinePlan {
 /// An instance that is to be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceDeletion {
-    /// Its UID, which is a precondition.
+    /// UID of the instance, which is a precondition.
     pub uid: String,
-    /// Why.
+    /// Why the instance is deleted.
     pub why: DeletionReason,
 }
 
 /// An event on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineEvent {
-    /// Type Warning, else Normal.
+    /// Whether the event's type is Warning; otherwise Normal.
     pub warning: bool,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// For people.
+    /// Human-readable message.
     pub message: String,
 }
 
@@ -121,7 +121,7 @@ pub const NO_INSTANCE: &str = "VMINotExists";
 /// Reason of the event about an instance that ended before its guest ran.
 pub const START_FAILED: &str = "StartFailed";
 
-/// The run strategy in force: that of the spec, or what `running` stands for.
+/// Returns the run strategy in force: that of the spec, or the equivalent of `running`.
 pub fn run_strategy(machine: &VirtualMachine) -> RunStrategy {
     match (machine.spec.run_strategy, machine.spec.running) {
         (Some(strategy), _) => strategy,
@@ -130,14 +130,14 @@ pub fn run_strategy(machine: &VirtualMachine) -> RunStrategy {
     }
 }
 
-/// Whether the machine is the controller of this instance. The name alone does not show it.
+/// Returns whether the machine is the controller of this instance. The instance's name alone does not show that.
 pub fn owns(machine: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
     let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
     let controller = owners.iter().find(|owner| owner.controller == Some(true));
     controller.is_some_and(|owner| Some(&owner.uid) == machine.metadata.uid.as_ref())
 }
 
-/// Whether the guest of this instance ever ran.
+/// Returns whether the guest of this instance ever ran.
 pub fn reached_running(instance: &VirtualMachineInstance) -> bool {
     instance.status.as_ref().is_some_and(|status| {
         status.phase == Some(Phase::Running)
@@ -162,7 +162,7 @@ pub fn plan(observed: &ObservedMachine<'_>) -> MachinePlan {
         ..
     } = evaluation;
     let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
-    // A cache is a moment behind: the instance may be there, or be another one by now.
+    // A cache may be outdated: the instance may exist by now, or be another instance.
     if (deleting && own.is_none() || evaluation.requested.stop_of_another) && !observed.confirmed {
         return MachinePlan {
             confirm: true,
@@ -208,16 +208,16 @@ struct Evaluation<'a> {
     own: Option<&'a VirtualMachineInstance>,
     standing: Standing,
     strategy: RunStrategy,
-    /// The run strategy differs from that of the last status.
+    /// Whether the run strategy differs from that of the last status.
     is_new: bool,
     requested: RequestedChanges,
     deleting: bool,
     decision: InstanceDecision,
-    /// The attempts to start that have failed in a row, if any.
+    /// The consecutive failed attempts to start, if any.
     failures: Option<StartFailure>,
     /// The end of the back-off that a start waits for.
     waits_until: Option<Timestamp>,
-    /// The run strategy of a halted machine is changed to Always.
+    /// Whether the run strategy of a halted machine is to be changed to Always.
     run: bool,
 }
 
@@ -252,7 +252,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns whether the instance is made now.
+    /// Returns whether the instance is created now.
     fn starts(&self) -> bool {
         self.decision == InstanceDecision::Start && self.waits_until.is_none()
     }
@@ -301,7 +301,7 @@ fn is_paused_start(request: &StateChangeRequest) -> bool {
     request.action == StateChange::Start && request.is_paused()
 }
 
-/// The instance of a machine as these requests have it started.
+/// Returns the new instance of a machine, which starts paused if one of these requests requires it.
 fn started(machine: &VirtualMachine, requests: &[StateChangeRequest]) -> VirtualMachineInstance {
     let mut instance = instance_of(machine);
     if requests.iter().any(is_paused_start) {
@@ -332,14 +332,14 @@ fn standing(instance: Option<&VirtualMachineInstance>, own: Option<&VirtualMachi
     }
 }
 
-/// Whether the cluster has ended the guest of this instance.
+/// Returns whether the cluster has ended the guest of this instance.
 fn was_evicted(instance: &VirtualMachineInstance) -> bool {
     let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
     reason == Some(EVICTED) || was_evicted_by_kubelet(instance)
 }
 
-/// Returns whether the kubelet evicted it, because of its resource usage or a shortage on its node: that may happen
-/// again immediately.
+/// Returns whether the kubelet evicted the pod of this instance, because of its resource usage or a shortage on its
+/// node: a new instance may be evicted again immediately.
 fn was_evicted_by_kubelet(instance: &VirtualMachineInstance) -> bool {
     let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
     reason == Some(EVICTED_BY_KUBELET)
@@ -355,7 +355,7 @@ fn is_orphaning(machine: &VirtualMachine) -> bool {
         .any(|name| name == "orphan")
 }
 
-/// A deleted machine takes its instance along, unless the deletion orphans it.
+/// Returns the decision for a deleted machine: its instance is deleted too, unless the deletion orphans it.
 fn on_deletion(machine: &VirtualMachine, standing: Standing) -> InstanceDecision {
     match standing {
         Standing::Live | Standing::Final { .. } if !is_orphaning(machine) => {
@@ -388,7 +388,7 @@ fn requests(before: &[StateChangeRequest], evaluation: &Evaluation<'_>) -> Vec<S
         })
         .cloned()
         .collect();
-    // RerunOnFailure starts by request only; the reason for this one is gone after this reconcile.
+    // RerunOnFailure starts by request only; the reason for this start is no longer visible after this reconcile.
     let begins = evaluation.is_new && matches!(standing, Standing::Absent | Standing::Leaving | Standing::Foreign);
     let again = evaluation.decision == InstanceDecision::End(DeletionReason::RunAgain);
     let starts_by_request = *strategy == RunStrategy::RerunOnFailure && (begins || again);
@@ -406,7 +406,7 @@ fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
     instance.status.as_ref().map_or(&[], |status| &status.conditions)
 }
 
-/// The machine's conditions: those of its instance, and its own.
+/// Returns the machine's conditions: those of its instance, and its own.
 fn conditions(
     observed: &ObservedMachine<'_>,
     before: &VirtualMachineStatus,
@@ -477,7 +477,7 @@ fn reason(
     })
 }
 
-/// Events for what changes with this plan.
+/// Returns the events for the changes from one status to the next.
 fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<MachineEvent> {
     let mut events = Vec::new();
     if let Some(failure) = find(&after.conditions, types::FAILURE) {

@@ -74,13 +74,13 @@ pub struct ObservedMaintenance<'a> {
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaintenanceEvent {
-    /// Whether it is recorded on the Node, not on the maintenance.
+    /// Whether the event is recorded on the Node, not on the maintenance.
     pub on_node: bool,
     /// Whether an administrator may have to act.
     pub warning: bool,
-    /// Its reason.
+    /// Reason of the event.
     pub reason: &'static str,
-    /// Its message.
+    /// Human-readable message of the event.
     pub message: String,
 }
 
@@ -115,7 +115,7 @@ impl MaintenanceEvent {
         }
     }
 
-    /// Returns the event that the node was uncordoned, or its taints were removed, during the maintenance.
+    /// Returns the event that the node was uncordoned during the maintenance, and was cordoned again.
     pub fn cordoned_again() -> Self {
         Self::on_maintenance(
             true,
@@ -335,7 +335,7 @@ fn empty(
     }
 }
 
-/// Another holder has the Lease, or it cannot be written: the node is not changed meanwhile.
+/// Waits for a Lease that another holder has, or that cannot be written: the node is not changed meanwhile.
 fn wait_for_lease(
     seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
@@ -399,7 +399,7 @@ fn give_back(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus) -> 
         .filter(|node| before.node_uid.is_none() || node.metadata.uid == before.node_uid);
     if let Some(node) = node {
         let was = node_changes::Before::of(before);
-        // What others have changed while it waited stays.
+        // Changes that other clients made while the maintenance waited are kept.
         if !report::is_untouched(seen, before, node)
             && let Some(opened) = node_changes::opened(node, seen.group, &was)
         {
@@ -434,7 +434,7 @@ fn fail(
 /// Returns whether the node may have changes that are not undone.
 pub fn is_touched(status: &NodeMaintenanceStatus) -> bool {
     let given_back = MaintenancePhase::of(status) == Some(MaintenancePhase::Failed) && status.completion_time.is_some();
-    // Another implementation may have begun it without writing a start time.
+    // Another implementation may have begun the maintenance without writing a start time.
     (status.start_time.is_some() || MaintenancePhase::of(status).is_some_and(|phase| phase != MaintenancePhase::Failed))
         && !given_back
 }

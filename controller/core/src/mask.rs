@@ -1,8 +1,9 @@
 //! CPU features that a node has and does not offer, to level a mixed cluster.
 //!
-//! With a mask, an administrator forbids new guests of a node to use a CPU feature. A guest that is started there
-//! runs without it. A guest that already uses it, because it was started before the mask or on another node, keeps it
-//! and must remain migratable: a mask that its own node also has does not prevent it from moving to another node.
+//! With a mask, an administrator forbids new guests of a node to use a CPU feature. A guest that is started on the node
+//! runs without the feature. A guest that already uses the feature, because it was started before the mask or on
+//! another node, keeps the feature and must remain migratable: a mask that the guest's own node also has does not
+//! prevent it from moving to another node.
 //!
 //! | feature of a running guest | its own node masks it | its own node does not |
 //! |---|---|---|
@@ -12,9 +13,9 @@
 //! | no node is known to have it, and the other does not mask it | libvirt decides | libvirt decides |
 //! | no node is known to have it, and the other masks it | libvirt decides | refused: `CPUFeatureMissing` |
 //!
-//! So guests do not carry a feature into a masked part of the cluster, and leave that part or move within it freely.
-//! A model that contains masked features is treated like these features, and so is the host's own CPU for guests that
-//! have it. The hardware of nodes is compared without their masks.
+//! So guests do not carry a feature into a masked part of the cluster, and leave that part or move within it freely. A
+//! model that contains masked features is treated like these features, and so is the host's own CPU for guests that
+//! have that CPU. The hardware of nodes is compared without their masks.
 //!
 //! Three components decide by this table: [`migration_targets`](crate::placement::migration_targets) and
 //! [`pack`](crate::placement::pack) by the Hypervisors, the scheduler by the requirements that
@@ -38,10 +39,10 @@ const LIMIT: usize = 16 * 1024;
 /// Why a mask is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MaskError {
-    /// A name with characters that no CPU feature contains.
+    /// A name has characters that no CPU feature contains.
     #[error("`{0}` is not the name of a CPU feature: letters, digits, `.`, `-` and `_` are allowed")]
     BadName(String),
-    /// Longer than any list of features needs to be.
+    /// The mask is longer than any list of features needs to be.
     #[error("the list has {0} bytes; at most {LIMIT} are allowed")]
     TooLong(usize),
 }
@@ -105,8 +106,8 @@ pub fn apply(facts: &NodeFacts, mask: &BTreeSet<String>, masked_models: &MaskedM
         }
     }
     for model in Arc::make_mut(&mut virtualization.models) {
-        // libvirt may not report what an unusable model lacks. Then nothing is added: the masked features would look
-        // like the only missing ones.
+        // libvirt may not report the features that an unusable model lacks. Then nothing is added: the masked features
+        // would look like the only missing ones.
         if model.usable == Usable::No && model.blockers.is_empty() {
             continue;
         }
@@ -125,8 +126,8 @@ fn lost_of<'a>(model: &CpuModel, masked_models: &'a MaskedModels) -> Option<&'a 
     masked_models.get(&model.name).or_else(canonical)
 }
 
-/// Removes the mask from reported facts: what [`apply`] has withheld is restored, except for the features that the
-/// host model requires.
+/// Removes the mask from reported facts: the features that [`apply`] has withheld are restored, except for the features
+/// that the host model requires.
 pub fn lift(offered: &mut VirtualizationFacts) {
     let withheld: BTreeSet<String> = std::mem::take(&mut offered.withheld).into_iter().collect();
     if withheld.is_empty() {
@@ -154,14 +155,14 @@ pub fn lift(offered: &mut VirtualizationFacts) {
 pub struct MaskHere {
     /// All masked features.
     pub features: BTreeSet<String>,
-    /// The masked features that guests could otherwise have here.
+    /// The masked features that guests could otherwise have on this node.
     pub withheld: BTreeSet<String>,
-    /// The masked features in models that libvirt knows here, by the name of the model.
+    /// The masked features in models that libvirt knows on this node, by the name of the model.
     pub models: MaskedModels,
 }
 
 impl MaskHere {
-    /// Returns the mask behind what a node offers.
+    /// Returns the mask that was applied to the facts that a node offers.
     pub fn of(offered: &VirtualizationFacts, mask: &BTreeSet<String>) -> Self {
         let in_model = |model: &CpuModel| -> BTreeSet<String> {
             let masked = model.blockers.iter().filter(|feature| mask.contains(*feature));

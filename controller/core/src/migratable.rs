@@ -1,6 +1,6 @@
 //! Whether a running virtual machine can be live-migrated, and every reason why not.
 //!
-//! The rules and the names of the reasons are KubeVirt's, as far as they apply to what Drydock runs: guests with host
+//! The rules and the names of the reasons are KubeVirt's, as far as they apply to Drydock's guests: guests with host
 //! devices, confidential memory or foreign network bindings are refused at creation and need no rule here.
 
 use crate::domain::disk_targets;
@@ -34,13 +34,13 @@ impl Obstacle {
 pub struct MigratableInput<'a> {
     /// The virtual machine.
     pub spec: &'a VirtualMachineInstanceSpec,
-    /// Its volumes as reported, with the access modes of claims.
+    /// Volumes of the virtual machine as reported, with the access modes of claims.
     pub volumes: &'a [VolumeStatus],
     /// Whether libvirt has a host model on this node.
     pub host_model_known: bool,
 }
 
-/// Returns every reason why it cannot be live-migrated, each with a sentence; empty if it can.
+/// Returns every reason why the virtual machine cannot be live-migrated, each with a sentence; empty if it can.
 pub fn obstacles(facts: &MigratableInput<'_>) -> Vec<(Obstacle, String)> {
     let mut obstacles = Vec::new();
     let model = facts.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref());
@@ -203,7 +203,7 @@ mod tests {
             "volumes": [{"name": "root", "containerDisk": {"image": "i"}}],
         }));
         assert_eq!(method(&pods_own), MigrationMethod::BlockMigration);
-        // It is valid as long as its pod exists.
+        // A token is valid as long as its pod exists.
         let token = spec(json!({"volumes": [{"name": "token", "serviceAccount": {"serviceAccountName": "guest"}}]}));
         assert_eq!(method(&token), MigrationMethod::LiveMigration);
         assert_eq!(

@@ -7,10 +7,10 @@
 //! - [`purpose`]: why a migration was created.
 //! - [`convergence`]: how to react to the progress of a running migration.
 //! - [`deadlines`]: how long each phase may take, and when a failed migration is retried.
-//! - [`waiting`]: what a migration waits for, and when it is reconciled again without a change.
+//! - [`waiting`]: why a migration waits, and when it is reconciled again without a change.
 //! - [`coalescing`]: which phases are not written by themselves.
 //! - [`retention`]: which ended migrations are deleted.
-//! - [`named_sides`], [`failure_detail`]: what the status records of both sides, and of a failure.
+//! - [`named_sides`], [`failure_detail`]: the parts of the status about both sides, and about a failure.
 //!
 //! ```text
 //!                           controller

@@ -1,8 +1,8 @@
 //! The minimum CPU model: the features that every node of the cluster is expected to have.
 //!
-//! Its features get no labels of their own. One label, `cpu-minimum.node.drydock.dev/<model>`, means that a node has
-//! all of them; anything that needs one of them selects on that label. So omitting them never hides why a guest does
-//! not fit a node.
+//! The features of the model get no labels of their own. One label, `cpu-minimum.node.drydock.dev/<model>`, means that
+//! a node has all of these features; a pod that needs one of them selects on that label. So omitting the features'
+//! labels never hides why a guest does not fit a node.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use drydock_api::hypervisor::ConfigurationRecord;
 /// The default minimum CPU model.
 pub const DEFAULT_MODEL: &str = "Penryn";
 
-/// The features of Penryn as listed in the documentation of the HyperConverged configuration. libvirt's own
-/// definition of the model may differ by version; this one does not.
+/// The features of Penryn as listed in the documentation of the HyperConverged configuration. libvirt's own definition
+/// of the model may differ by version; this list does not.
 pub const PENRYN: [&str; 29] = [
     "apic", "clflush", "cmov", "cx16", "cx8", "de", "fpu", "fxsr", "lahf_lm", "lm", "mca", "mce", "mmx", "msr", "mtrr",
     "nx", "pae", "pat", "pge", "pni", "pse", "pse36", "sep", "sse", "sse2", "sse4.1", "ssse3", "syscall", "tsc",
@@ -23,7 +23,7 @@ pub const PENRYN: [&str; 29] = [
 pub struct Minimum {
     /// Name of the model.
     pub model: String,
-    /// Its features.
+    /// Features of the model.
     pub features: BTreeSet<String>,
 }
 
@@ -72,7 +72,7 @@ impl<'a, Node: Ord> ReportedMinimum<'a, Node> {
         Self { model, first: None }
     }
 
-    /// Adds the report of the agent on `node`. One about another model, or without features, is ignored.
+    /// Adds the report of the agent on `node`. A report about another model, or without features, is ignored.
     pub fn add(&mut self, node: Node, report: &ConfigurationRecord) {
         let counts = report.min_cpu_model == self.model && !report.min_cpu_features.is_empty();
         if counts && self.first.as_ref().is_none_or(|(first, _)| node < *first) {

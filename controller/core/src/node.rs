@@ -71,7 +71,7 @@ pub struct ObservedNode<'a> {
     pub stopping: bool,
     /// Version of the agent.
     pub agent_version: &'a str,
-    /// Where controllers reach the agent, if it listens.
+    /// The address at which controllers reach the agent, if it listens.
     pub agent_endpoint: Option<&'a AgentEndpoint>,
     /// The current status of the Hypervisor.
     pub previous: &'a HypervisorStatus,
@@ -158,7 +158,7 @@ pub fn plan(observed: &ObservedNode<'_>) -> NodeUpdatePlan {
     let accepts = readiness.accepts() && !observed.stopping;
     let truth = |holds: bool| if holds { keys::TRUE } else { keys::FALSE }.to_owned();
     let pins = configuration.gate(GATE_CPU_MANAGER) && observed.pins_cpus;
-    // If it is not known yet, the value from an earlier agent stays.
+    // While it is unknown whether guests can have a network, the value from an earlier agent stays.
     let network = match GuestNetwork::of(observed.guest_network).holds() {
         Some(holds) => Some(truth(holds)),
         None => observed.labels.get(keys::GUEST_NETWORK).cloned(),

@@ -8,8 +8,8 @@
 //!                                   └─▶ migration_targets() ─▶ the same, by the guest's actual CPU
 //! ```
 //!
-//! Selectors are by labels, which omit what every node is expected to have; the reasons come from the full sets in
-//! the Hypervisors. A node fits only if both agree: labels that are skipped or outdated are then the reason.
+//! Selectors are by labels, which omit the features that every node is expected to have; the reasons come from the full
+//! sets in the Hypervisors. A node fits only if both agree: labels that are skipped or outdated are then the reason.
 //! [`mask`](crate::mask) explains how nodes' masks affect running guests.
 //!
 //! Free resources of a node, pod affinity and topology spread are evaluated as the scheduler does ([`room`],
@@ -190,8 +190,8 @@ fn expression(key: &str, operator: &str) -> NodeSelectorRequirement {
     }
 }
 
-/// Selects only these nodes, or none of them, by the label with their names: for properties that no label shows. It
-/// stays true for a running pod, as names do not change.
+/// Selects only these nodes, or none of them, by the label with their names: for properties that no label shows. The
+/// expression stays true for a running pod, as names do not change.
 fn nodes_by_name(operator: &str, mut names: Vec<String>) -> NodeSelectorRequirement {
     names.sort_unstable();
     NodeSelectorRequirement {

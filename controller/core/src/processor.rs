@@ -1,8 +1,8 @@
 //! Identity of a node's processor, for guests that have the host's own CPU.
 //!
 //! libvirt does not expand such a CPU, so it cannot be compared with another host feature by feature. The guest sees
-//! family, model and stepping, and what microcode and kernel expose: it can continue only where all of that is the
-//! same.
+//! family, model and stepping, and the features that microcode and kernel expose: the guest can continue only where all
+//! of these are the same.
 
 use drydock_api::facts::{NodeFacts, VirtType};
 use uuid::Uuid;
@@ -10,8 +10,8 @@ use uuid::Uuid;
 /// Namespace of the UUIDs that serve as short forms of feature lists.
 const FEATURES: Uuid = Uuid::from_u128(0x5b1e_7b0c_0a52_5d0e_8f57_31c7_94d2_6e13);
 
-/// Returns the identity of the processor that guests with the host's own CPU see on a node, for people and for
-/// comparison: `GenuineIntel 6/85/7, microcode 0x5003604, Linux 6.12.48, 46 bits, features 1f0a…`. In emulation the
+/// Returns the identity of the processor that guests with the host's own CPU see on a node, human-readable and
+/// comparable: `GenuineIntel 6/85/7, microcode 0x5003604, Linux 6.12.48, 46 bits, features 1f0a…`. In emulation the
 /// emulator is the processor. `None` if too little is known.
 pub fn identity(facts: &NodeFacts) -> Option<String> {
     let virtualization = facts.virtualization.as_ref()?;
@@ -42,8 +42,8 @@ pub fn identity(facts: &NodeFacts) -> Option<String> {
     ))
 }
 
-/// Returns why a guest from the processor `there` cannot continue on the processor `here`: reason and sentence.
-/// `None` if it can.
+/// Returns why a guest from the processor `there` cannot continue on the processor `here`: reason and sentence. `None`
+/// if the guest can continue.
 pub fn refusal(there: Option<&str>, here: Option<&str>) -> Option<(&'static str, String)> {
     let Some(there) = there else {
         return Some(("GuestCPUUnknown", "the CPU that the guest has is not known".into()));

@@ -7,7 +7,7 @@
 //!
 //! `kube_quantity`, the only crate for this, is limited to 96 bits and does not round up.
 
-/// Maximum value of a quantity, in whatever unit: Kubernetes caps larger ones (`16Ei`) to it.
+/// Maximum value of a quantity, in any unit: Kubernetes caps larger quantities (`16Ei`) to it.
 pub const MOST: u64 = i64::MAX as u64;
 
 /// Parses a quantity of bytes such as `64Mi`, `1.5G`, `1e9` or `0`. Rounds up to whole bytes; caps at [`MOST`].

@@ -20,7 +20,7 @@ pub enum NodeReadiness {
 }
 
 impl NodeReadiness {
-    /// Evaluates the facts.
+    /// Returns the readiness of a node with these facts.
     pub fn of(facts: Option<&NodeFacts>, use_emulation: bool) -> Self {
         let Some(facts) = facts else { return Self::NotInspected };
         if !labels::is_supported(&facts.architecture) {
@@ -90,8 +90,8 @@ pub fn kvm_sentence(state: KvmState) -> &'static str {
     }
 }
 
-/// Returns whether the kubelet's state file shows that it pins CPUs: its JSON has `policyName: static`. An unreadable
-/// file counts as no.
+/// Returns whether the kubelet's state file shows that it pins CPUs: its JSON has `policyName: static`. A file that
+/// cannot be parsed counts as a kubelet that pins none.
 pub fn pins_cpus(state_file: &str) -> bool {
     serde_json::from_str::<serde_json::Value>(state_file)
         .is_ok_and(|state| state.get("policyName").and_then(serde_json::Value::as_str) == Some("static"))

@@ -7,7 +7,8 @@
 //! | more of a quota is used | none |
 //! | the labels of a namespace change | another rule |
 //! | a namespace is seen for the first time | more room |
-//! | any change of a limit range, a priority class, a policy or a webhook | another rule |
+//! | a limit range, a priority class, a policy or a webhook is changed or deleted | another rule |
+//! | a limit range, a priority class, a policy or a webhook is seen for the first time | more room |
 //!
 //! An object that is seen for the first time may have changed between the refusal and the start of its watch.
 
@@ -23,7 +24,7 @@ use crate::quantity;
 /// The prospect that a change ends a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Prospect {
-    /// Nothing has changed for the better.
+    /// The change ends no refusal.
     None,
     /// The same rules may admit more than before. Such changes are frequent.
     MoreRoom,
@@ -31,7 +32,7 @@ pub enum Prospect {
     OtherRules,
 }
 
-/// Returns what a change of a quota may end. The API server enforces the limits in its status.
+/// Returns the prospect of a change of a quota. The API server enforces the limits in the quota's status.
 pub fn of_quota(old: Option<&ResourceQuota>, new: Option<&ResourceQuota>) -> Prospect {
     let (old, new) = match (old, new) {
         (_, None) => return Prospect::OtherRules,
@@ -63,7 +64,7 @@ pub fn of_quota(old: Option<&ResourceQuota>, new: Option<&ResourceQuota>) -> Pro
     if has_sunk { Prospect::MoreRoom } else { Prospect::None }
 }
 
-/// Returns what a change of a namespace may end: its labels select the Pod Security level, policies and webhooks.
+/// Returns the prospect of a change of a namespace: its labels select the Pod Security level, policies and webhooks.
 pub fn of_namespace(old: Option<&Namespace>, new: Option<&Namespace>) -> Prospect {
     match (old, new) {
         (_, None) => Prospect::None,
@@ -73,7 +74,7 @@ pub fn of_namespace(old: Option<&Namespace>, new: Option<&Namespace>) -> Prospec
     }
 }
 
-/// Returns what a change of another object that decides about admission may end.
+/// Returns the prospect of a change of another object that decides about admission.
 pub fn of_rule<K>(old: Option<&K>, _new: Option<&K>) -> Prospect {
     // An object that is seen for the first time may have changed just before.
     if old.is_some() {
@@ -83,7 +84,7 @@ pub fn of_rule<K>(old: Option<&K>, _new: Option<&K>) -> Prospect {
     }
 }
 
-/// Returns an amount in thousandths; 0 if it cannot be read.
+/// Returns an amount in thousandths; 0 if it cannot be parsed.
 fn amount(quantity: &Quantity) -> u64 {
     quantity::milli_cpus(&quantity.0).unwrap_or_default()
 }

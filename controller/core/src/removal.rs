@@ -9,7 +9,7 @@
 //!
 //! - [`verdict`]: whether a part may be deleted.
 //! - [`webhook`]: the webhook configuration through which the API server calls the controller.
-//! - [`node_removal`], [`progress`]: what a node loses, and the progress of that.
+//! - [`node_removal`], [`progress`]: the parts of a node that are removed, and the progress of that.
 
 pub mod node_removal;
 pub mod progress;
@@ -19,7 +19,7 @@ use std::fmt::Write;
 
 /// Maximum number of names of a kind in a refusal.
 const NAMED: usize = 3;
-/// The page that describes the order.
+/// The page that describes the order of the removal.
 const PAGE: &str = "deploy/docs/uninstall.md";
 
 /// Users under which Kubernetes carries out deletions that follow from an already admitted one: of the contents of a
@@ -37,7 +37,7 @@ pub struct RemainingObjects {
     pub kind: &'static str,
     /// Number of objects; `None` if not known yet.
     pub count: Option<usize>,
-    /// Names of all or of some of them, as `namespace/name`.
+    /// Names of all or of some of the objects, as `namespace/name`.
     pub names: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl RemainingObjects {
 pub struct ReviewedDeletion<'a> {
     /// The requesting user.
     pub user: &'a str,
-    /// The object, such as `Deployment drydock/drydock-controller`.
+    /// The object to delete, such as `Deployment drydock/drydock-controller`.
     pub part: &'a str,
     /// Whether the part has the annotation [`CONFIRM`](drydock_api::removal::CONFIRM) with the value `true`.
     pub confirmed: bool,
@@ -68,7 +68,7 @@ pub struct ReviewedDeletion<'a> {
 pub enum RemovalVerdict {
     /// The part may be deleted.
     Allowed,
-    /// Objects need Drydock; the sentence lists them and describes the order.
+    /// Objects need Drydock; the sentence lists them and describes the order of the removal.
     InUse(String),
     /// It is not known yet whether objects need Drydock; the sentence names the kind.
     Unknown(String),

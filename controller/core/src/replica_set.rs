@@ -40,7 +40,8 @@ use crate::{
     vm_conditions::{condition, find, holds, is_pod_terminating},
 };
 
-/// At most this many instances are created, and as many deleted, at a time (KubeVirt's value).
+/// Maximum number of instances that are created at a time, and of instances that are deleted at a time (KubeVirt's
+/// value).
 pub const BURST: usize = 250;
 
 /// Delay between the end of an instance whose guest never ran and its replacement: otherwise an instance that cannot
@@ -54,7 +55,7 @@ pub struct ObservedReplicaSet<'a> {
     pub now: Timestamp,
     /// The set.
     pub set: &'a VirtualMachineInstanceReplicaSet,
-    /// The instances that it controls.
+    /// The instances that the set controls.
     pub instances: &'a [Arc<VirtualMachineInstance>],
     /// Returns whether this process has deleted the instance with this UID, although the cache does not show that
     /// yet.
@@ -137,12 +138,12 @@ pub struct ReplicaSetPlan {
     pub wake: Option<Timestamp>,
 }
 
-/// One instance.
+/// Name and UID of an instance of the set.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplicaName {
-    /// Its name.
+    /// Name of the instance.
     pub name: String,
-    /// Its UID, which is a precondition.
+    /// UID of the instance, which is a precondition.
     pub uid: String,
 }
 
@@ -188,7 +189,7 @@ pub fn plan(observed: &ObservedReplicaSet<'_>) -> ReplicaSetPlan {
             .collect();
         plan.delete = parts.ended.iter().map(|instance| ReplicaName::of(instance)).collect();
         let counted = parts.active.len() + parts.held.len();
-        // Instances that hold a slot are the first to give it up.
+        // Of a surplus, instances that have ended and only hold a slot go first.
         let surplus = parts.active.len().saturating_sub(wanted);
         let held = parts.held.len().min(counted.saturating_sub(wanted));
         if surplus > 0 && !observed.confirmed {
@@ -264,13 +265,13 @@ fn refused(observed: &ObservedReplicaSet<'_>, refusal: CreationRefusal, message:
 
 /// The instances of a set, by their state.
 struct SetMembers<'a> {
-    /// Their labels no longer match.
+    /// Instances whose labels no longer match.
     strangers: Vec<&'a VirtualMachineInstance>,
-    /// Their guests have ended.
+    /// Instances whose guests have ended.
     ended: Vec<&'a VirtualMachineInstance>,
-    /// Ended recently without ever running; each holds its slot until the time.
+    /// Instances that ended recently without ever running; each holds its slot until the time.
     held: Vec<(&'a VirtualMachineInstance, Timestamp)>,
-    /// They run, or will run.
+    /// Instances that run, or will run.
     active: Vec<&'a VirtualMachineInstance>,
 }
 
@@ -339,7 +340,7 @@ fn free_names<'a>(
         .filter(move |name| !is_taken(name))
 }
 
-/// Returns six letters and digits of those that Kubernetes uses for such names: no vowels, no look-alikes.
+/// Returns six letters and digits of those that Kubernetes uses for generated names: no vowels, no look-alikes.
 fn suffix(mut number: u64) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     // The lowest bits of the fingerprint vary least.

@@ -6,9 +6,9 @@
 //!                              ─▶ Move     the pod of a standby is deleted, and the scheduler places the next one
 //! ```
 //!
-//! The scheduler keeps the replicas apart when it places them, and never again: once a node was drained, both are on
-//! the other one, and the next drain of that one stops the leader in the middle of its own work. The leader decides,
-//! and never moves itself.
+//! The scheduler keeps the replicas apart only when it places them: once a node was drained, both replicas are on the
+//! other node, and the next drain of that node stops the leader in the middle of its own work. The leader decides, and
+//! never moves itself.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,7 +20,8 @@ use crate::placement::{NodeView, could_take};
 /// Time for which all replicas have been ready before one moves, so that a rollout or a drain has ended: several times
 /// the time that a new replica takes to become ready.
 pub const SETTLED: Duration = Duration::from_secs(30);
-/// The longest wait after moves that did not help, as where a scheduler does not keep pods apart.
+/// Maximum wait after moves that did not separate the replicas, for example because a scheduler does not keep pods
+/// apart.
 pub const LONGEST: Duration = Duration::from_secs(3600);
 /// Label by which a Deployment distinguishes the pods of its revisions.
 const REVISION: &str = "pod-template-hash";
@@ -28,23 +29,24 @@ const REVISION: &str = "pod-template-hash";
 /// The steps for the replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicaSpread {
-    /// Nothing, until something changes.
+    /// No step, until something changes.
     Stay {
-        /// There are several, each on a node of its own.
+        /// Whether there are several replicas, each on a node of its own.
         apart: bool,
     },
-    /// Nothing before this time.
+    /// No step before this time.
     Wait(Timestamp),
     /// Delete this standby's pod.
     Move {
         /// Name of the pod.
         pod: String,
-        /// Node that could take the next one.
+        /// Node that could take the next pod.
         to: String,
     },
 }
 
-/// Decides for the replicas of which the pod `leader` leads. `settled` is how long all have to have been ready.
+/// Decides for the replicas of which the pod `leader` leads. `settled` is the time for which all replicas must have
+/// been ready.
 pub fn spread(
     leader: &str,
     replicas: &[&Pod],
@@ -97,7 +99,7 @@ fn revision(pod: &Pod) -> Option<&String> {
     pod.metadata.labels.as_ref()?.get(REVISION)
 }
 
-/// Since when a pod has been ready; `None` if it is not, or is being deleted.
+/// Returns since when a pod has been ready; `None` if the pod is not ready, or is being deleted.
 fn ready_for_good(pod: &Pod) -> Option<Timestamp> {
     if pod.metadata.deletion_timestamp.is_some() {
         return None;

@@ -1,4 +1,4 @@
-//! KubeVirt's subresources API (`subresources.kubevirt.io`): what `virtctl` calls.
+//! KubeVirt's subresources API (`subresources.kubevirt.io`), which `virtctl` calls.
 //!
 //! ```text
 //!  method, path ─▶ ApiPath::parse ─▶ PublicDocument     discovery and version, for all users
@@ -27,9 +27,9 @@ pub use path::{ApiPath, GroupResource, PublicDocument, SubresourceTarget, verb};
 
 /// The API group.
 pub const GROUP: &str = "subresources.kubevirt.io";
-/// Its versions, that which clients prefer first.
+/// Versions of the group, the version that clients prefer first.
 pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
-/// The release of KubeVirt whose API this is, as `virtctl version` and `virtctl guestfs` compare and use it.
+/// The release of KubeVirt whose API Drydock serves, as `virtctl version` and `virtctl guestfs` compare and use it.
 pub const KUBEVIRT_VERSION: &str = "v1.9.0";
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
-//! A complete process without own work: four watches, a Lease, leader election, events and an admin port. It shows how
-//! the parts fit together, and what they cost before Drydock's own code is added.
+//! A complete process without own work: four watches, a Lease, leader election, events and an admin port.
+//!
+//! The example shows how the parts of the framework are assembled, and which resources they use before Drydock's own
+//! code is added.
 //!
 //!     cargo run --release -p drydock-runtime --example idle -- KUBECONFIG NAMESPACE [ADMIN-ADDRESS]
 
@@ -30,7 +32,7 @@ fn main() -> ExitCode {
     start.run(wire)
 }
 
-/// Returns the Lease that shows that this process lives.
+/// Returns the definition of the heartbeat Lease of this process.
 fn holding(namespace: &str, identity: &str) -> Holding {
     Holding {
         namespace: namespace.to_owned(),
@@ -44,7 +46,7 @@ fn holding(namespace: &str, identity: &str) -> Holding {
     }
 }
 
-/// Returns the event of a leader.
+/// Returns the event that the leader publishes.
 fn leading(namespace: String) -> Event {
     Event {
         regarding: ObjectReference {

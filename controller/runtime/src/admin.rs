@@ -2,7 +2,7 @@
 //!
 //! | path | response |
 //! |---|---|
-//! | `/livez`, `/live`, `/healthz` | 200, or 503 with the parts that cannot continue |
+//! | `/livez`, `/live`, `/healthz` | 200: the runtime executes tasks |
 //! | `/readyz`, `/ready` | 200, or 503 with the preconditions that are not met |
 //! | `/metrics` | OpenMetrics text |
 //! | `GET /log-level` | the current log level |

@@ -1,11 +1,12 @@
-//! Objects of a kind that this process writes: the state that a watch shows, which lags a moment behind, combined
-//! with the API server's responses to this process's writes. kube-scheduler calls this to assume, and to confirm by
-//! the resourceVersion.
+//! A cache for a kind of which this process writes objects.
+//!
+//! The cache combines the state that a watch shows, which lags a moment behind, with the API server's responses to this
+//! process's writes. kube-scheduler uses the same method: it assumes a write, and confirms it by the resourceVersion.
 //!
 //! ```text
 //!  watch ──▶ prune ──▶ cache ─────────────▶ shown ──┬─▶ newest   also after a patch
 //!    ├─ drops responses that it has shown ─┐        ├─▶ get      also after a creation
-//!    └─ indexes                            │        └─▶ by       the same, by an index
+//!    └─ indexes                            │        └─▶ by       objects by an index
 //!  response to a patch ────▶ remember ─────┤
 //!  response to a creation ─▶ created ──────┤ (expires as if the object had been deleted)
 //!  response to a deletion ─▶ deleted ──────┴──────────▶ is_deleted
@@ -42,18 +43,19 @@ pub struct AssumeCache<K> {
 /// Clears unused fields of an object.
 type SharedPrune<K> = Arc<dyn Fn(&mut K) + Send + Sync>;
 
-/// Handles changes of the watch, and of created objects that it has not shown in time.
+/// Handles changes of the watch, and the expiry of created objects that the watch has not shown in time.
 type SharedHandler<K> = Arc<Mutex<dyn FnMut(&CacheChange<K>) + Send>>;
 
-/// Default time for which a created object counts as existing although the watch has not shown it: longer than a watch
-/// lags behind. An object that was deleted before the watch could show it is never shown: this happens if the watch
-/// lists anew meanwhile.
+/// Default time for which a created object counts as existing although the watch has not shown it.
+///
+/// The time is longer than a watch lags behind. An object that was deleted before the watch could show it is never
+/// shown: this happens if the watch lists anew in the meantime.
 pub const ASSUMED_FOR: Duration = Duration::from_secs(10);
 
-/// The responses to this process's writes that the watch has not shown yet.
+/// Responses to this process's writes that the watch has not shown yet.
 #[derive(Debug)]
 struct Assumed<K> {
-    /// The newest states of patched objects.
+    /// Newest states of patched objects.
     patched: HashMap<Key, Box<K>>,
     /// Created objects that still count as existing.
     created: HashMap<Key, Arc<K>>,
@@ -94,9 +96,11 @@ impl<K: fmt::Debug> fmt::Debug for AssumeCache<K> {
 }
 
 impl<K: Resource + Clone + 'static> AssumeCache<K> {
-    /// Starts the watch. Responses that a change has shown are dropped, and `indexes` follow the change, before
-    /// `on_change` is called with it. `prune` clears unused fields, both of watched objects and of responses. If the
-    /// watch does not show a created object in time, `on_change` is called as for its deletion.
+    /// Starts the watch.
+    ///
+    /// Before `on_change` is called with a change, the responses that the change has shown are dropped, and `indexes`
+    /// are updated. `prune` clears unused fields, both of watched objects and of responses. If the watch does not show
+    /// a created object in time, `on_change` is called as for its deletion.
     pub fn start(
         watches: &WatchStarter,
         watch: Watch<K>,
@@ -147,13 +151,13 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
         }
     }
 
-    /// Replaces what the watch shows, for tests of its readers.
+    /// Replaces the objects that the watch shows, for tests of its readers.
     #[cfg(any(test, feature = "fake"))]
     pub fn show(&self, objects: impl IntoIterator<Item = K>) {
         self.cache.show(objects, |change| self.observe(change));
     }
 
-    /// Handles a change as that of a watch, for tests of its readers: the cache itself does not change.
+    /// Handles a change like one from the watch, for tests of its readers. The cache itself does not change.
     pub fn observe(&self, change: &CacheChange<K>) {
         self.assumed.lock().observe(change, &self.indexes);
     }
@@ -176,12 +180,14 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
         latest_state(watched, response)
     }
 
-    /// Returns an object as the watch shows it, or as this process has created it.
+    /// Returns an object as the watch shows it, or else as this process has created it.
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
         self.cache.get(key).or_else(|| self.assumed(key))
     }
 
-    /// Returns the objects that an index has under this value, those that the watch shows first.
+    /// Returns the objects that an index has under this value.
+    ///
+    /// The objects that the watch shows come first, then the created objects that it has not shown yet.
     pub fn by(&self, index: &Index<K>, value: &str) -> Vec<Arc<K>> {
         let (mut objects, mut assumed) = (Vec::new(), Vec::new());
         for key in index.keys(value) {
@@ -191,13 +197,14 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
             }
         }
         objects.append(&mut assumed);
-        // A name can pass to an object with another value.
+        // In the meantime, the name may belong to another object, with another value.
         objects.retain(|object| index.is_found(value, object));
         objects
     }
 
-    /// Remembers the response to a patch, unless the watch has shown it already, or no longer shows the object that
-    /// was patched.
+    /// Records the response to a patch.
+    ///
+    /// The response is ignored if the watch has shown it already, or no longer shows the patched object.
     pub fn remember(&self, key: &Key, mut response: K) {
         (self.prune)(&mut response);
         let mut assumed = self.assumed.lock();
@@ -215,8 +222,10 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
         }
     }
 
-    /// Remembers the response to a creation, at most for `counts_for`, unless the watch has shown the object already.
-    /// Returns the object as the cache has it.
+    /// Records the response to a creation, and returns the object as the cache has it.
+    ///
+    /// The created object counts as existing for at most `counts_for`. The response is ignored if the watch has shown
+    /// the object already.
     pub fn created(&self, mut response: K, counts_for: Duration) -> Arc<K>
     where
         K: Send + Sync,
@@ -241,7 +250,7 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
         object
     }
 
-    /// Remembers that this process has deleted the object with this UID, unless the watch has shown that already.
+    /// Records that this process has deleted the object with this UID, unless the watch has shown the deletion already.
     pub fn deleted(&self, key: &Key, uid: &str) {
         let mut assumed = self.assumed.lock();
         // Read with the lock held: any later change of the cache is observed after this.
@@ -253,12 +262,13 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
         }
     }
 
-    /// Returns whether this process has deleted the object with this UID and the watch does not show that yet.
+    /// Returns whether this process has deleted the object with this UID and the watch does not show the deletion yet.
     pub fn is_deleted(&self, uid: &str) -> bool {
         self.assumed.lock().deleted.contains(uid)
     }
 
-    /// Drops the response to a patch of an object that is about to be deleted: nothing more is written to it.
+    /// Drops the response to a patch of an object that is about to be deleted: this process no longer writes the
+    /// object.
     pub fn forget(&self, key: &Key) {
         self.assumed.lock().patched.remove(key);
     }
@@ -279,7 +289,7 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
         assumed
             .deleted
             .remove(created.meta().uid.as_deref().unwrap_or_default());
-        // The watch may show an earlier object of this name.
+        // The watch may show an earlier object with this name.
         let shown = self.cache.get(&key);
         for index in &self.indexes {
             index.remove(&key, &created);
@@ -294,7 +304,7 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
 }
 
 impl<K: Resource> Assumed<K> {
-    /// Drops what a change has shown, and updates the indexes. The cache already contains the change.
+    /// Drops the responses that a change has shown, and updates the indexes. The cache already contains the change.
     fn observe(&mut self, change: &CacheChange<K>, indexes: &[Index<K>]) {
         let CacheChange::Object { key, old, new } = change else {
             return;
@@ -313,7 +323,8 @@ impl<K: Resource> Assumed<K> {
         }
         for index in indexes {
             index.observe(change);
-            // A change of an earlier object with this name removes the key from index entries that both objects share.
+            // A change of an earlier object with this name removes the key from the index entries that both objects
+            // share.
             if let Some(created) = self.created.get(key) {
                 index.add(key, created);
             }
@@ -381,7 +392,7 @@ mod tests {
         let apply = |change| objects.observe(&change);
         objects.remember(&key(), at("7", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
-        // Responses may arrive in another order than the writes were made.
+        // The responses may arrive in another order than the API server executed the writes.
         objects.remember(&key(), at("6", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
         apply(change(Some(at("5", "u")), Some(at("6", "u"))));
@@ -393,7 +404,8 @@ mod tests {
 
     #[test]
     fn assumed_objects_are_dropped_once_shown_gone_or_replaced() {
-        // The watch was faster than the response, or the name belongs to another object or to none by now.
+        // The watch has shown the patched state before the response arrived, or the name belongs to another object, or
+        // to none.
         for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
             let objects = AssumeCache::filled(shown);
             objects.remember(&key(), at("7", "u"));
@@ -424,12 +436,12 @@ mod tests {
         assert_eq!(objects.newest(&key()), Some(at("7", "u")));
     }
 
-    /// Waits until objects that were created before count as existing no longer.
+    /// Waits until objects that were created before no longer count as existing.
     async fn expired() {
         tokio::time::sleep(ASSUMED_FOR + Duration::from_millis(1)).await;
     }
 
-    /// Objects by the value of their data.
+    /// Returns an object with this value in its data.
     fn with_value(name: &str, uid: &str, value: &str) -> ConfigMap {
         let mut object = at("5", uid);
         object.metadata.name = Some(name.into());
@@ -449,20 +461,21 @@ mod tests {
         for name in ["a", "c", "d"] {
             objects.created(with_value(name, name, "x"), ASSUMED_FOR);
         }
-        // Those that the watch shows are first.
+        // The object that the watch shows comes first.
         assert_eq!(names(&objects.by(&by_value, "x")), ["b", "a", "c", "d"]);
         let change_of = |name: &str, old: Option<ConfigMap>, new: Option<ConfigMap>| CacheChange::Object {
             key: Key::cluster(name),
             old: old.map(Arc::new),
             new: new.map(Arc::new),
         };
-        // The watch shows one, and deletes it soon after; and the end of an earlier object of the name of another.
+        // The watch shows the creation and the deletion of "a", and the deletion of an earlier object with the name
+        // "c".
         objects.observe(&change_of("a", None, Some(with_value("a", "a", "x"))));
         objects.observe(&change_of("a", Some(with_value("a", "a", "x")), None));
         objects.observe(&change_of("c", Some(with_value("c", "before", "x")), None));
         assert_eq!(names(&objects.by(&by_value, "x")), ["b", "c", "d"]);
         assert!(objects.get(&Key::cluster("a")).is_none() && objects.get(&Key::cluster("c")).is_some());
-        // A later object has its name: it was deleted, which the watch has left out.
+        // The watch shows a later object with the name "d": it has skipped the deletion of the created object.
         let mut later = with_value("d", "later", "y");
         later.metadata.resource_version = Some("9".into());
         objects.observe(&change_of("d", None, Some(later)));
@@ -470,7 +483,7 @@ mod tests {
         expired().await;
         assert_eq!(names(&objects.by(&by_value, "x")), ["b"]);
         assert_eq!(by_value.keys("x"), [Key::cluster("b")]);
-        // The watch was faster than the response.
+        // The watch has shown the object before the response arrived.
         objects.created(with_value("b", "1", "x"), ASSUMED_FOR);
         assert!(objects.assumed.lock().created.is_empty());
     }
@@ -492,11 +505,11 @@ mod tests {
             objects.observe(&shown);
             assert!(!objects.is_deleted("u"), "{shown:?}");
         }
-        // There is nothing to remember about an object that is not shown at all.
+        // The deletion of an object that the watch does not show is not recorded.
         objects.deleted(&Key::cluster("x"), "x");
         objects.deleted(&key(), "another");
         assert!(!objects.is_deleted("x") && !objects.is_deleted("another"));
-        // Nor about a created object that the watch never shows.
+        // The deletion of a created object that the watch never shows is recorded only until the object expires.
         objects.created(with_value("b", "b", "x"), ASSUMED_FOR);
         objects.deleted(&Key::cluster("b"), "b");
         assert!(objects.is_deleted("b"));

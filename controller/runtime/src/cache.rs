@@ -99,7 +99,8 @@ impl fmt::Display for WatchProblem {
 pub struct SyncState {
     /// Whether at least one complete list was received.
     pub synced: bool,
-    /// The problem that prevents watch events from arriving, if there is one. The cache may be stale then.
+    /// The problem that prevents watch events from arriving; `None` if the watch works. With a problem, the cache may
+    /// be stale.
     pub problem: Option<WatchProblem>,
 }
 
@@ -137,7 +138,7 @@ pub enum CacheChange<K> {
     SyncState(SyncState),
 }
 
-/// Wakes one loop on a change. A notification without a waiter is stored; several are stored as one.
+/// Wakes one loop on a change. A notification that no task waits for is stored; several are stored as one.
 #[derive(Clone, Debug, Default)]
 pub struct Trigger(Arc<Notify>);
 
@@ -152,7 +153,7 @@ impl Trigger {
         self.0.notify_one();
     }
 
-    /// Waits for a notification since this last returned. Cancel-safe.
+    /// Waits for a notification since the last return of this function. Cancel-safe.
     ///
     /// # Assumptions
     /// Only one task waits; of two tasks, only one would be woken.
@@ -283,7 +284,7 @@ impl<K> Cache<K> {
     /// Waits until the cache is synced: the first list has arrived, or the API server does not serve this kind.
     pub async fn wait_until_synced(&self) -> SyncState {
         let mut state = self.0.sync_state.subscribe();
-        // This cannot fail: the sender lives as long as the cache.
+        // Waiting cannot fail: the sender exists as long as the cache.
         state
             .wait_for(SyncState::has_response)
             .await
@@ -310,8 +311,7 @@ impl<K> Cache<K> {
         Self::keeping(StorageFormat::compressed()).fill(objects)
     }
 
-    /// Replaces the content as a list of the watch does, and calls `on_change` with each change; for tests of its
-    /// readers.
+    /// Replaces the content like a list of the watch, and calls `on_change` with each change; for tests of its readers.
     #[cfg(any(test, feature = "fake"))]
     pub fn show(&self, objects: impl IntoIterator<Item = K>, mut on_change: impl FnMut(&CacheChange<K>))
     where

@@ -2,7 +2,8 @@
 //!
 //! # Guarantees
 //! - The response to a request begins within [`RESPONSE_TIMEOUT`], or the request fails. A dead connection is detected
-//!   by [`KeepAlive::FOR_WATCHES`], also under a watch; a connection that is dead only behind a proxy, within [`READ_TIMEOUT`].
+//!   by [`KeepAlive::FOR_WATCHES`], also under a watch; a connection that is dead only behind a proxy, within
+//!   [`READ_TIMEOUT`].
 //! - **No response is retried silently.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
 //!   the response to an eviction that a PDB blocks. The caller knows better whether and when to retry. Only if the
 //!   connection was closed without a response is a request sent once more, provided that it is idempotent ([`again`]).
@@ -52,7 +53,7 @@ const REQUESTS_AHEAD: usize = 1024;
 /// Time limit for connecting to the API server.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// The identity of the client, and its server.
+/// The identity of the client, and the API server to which it connects.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// The client's name: `drydock-agent`.
@@ -99,7 +100,7 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     config.headers.push((USER_AGENT, agent));
     config.connect_timeout = Some(CONNECT_WITHIN);
     config.read_timeout = Some(READ_TIMEOUT);
-    // Otherwise the idle time of a connection would count towards the timeout of its next response.
+    // Without this setting, the idle time of a connection would count towards the timeout of its next response.
     config.reset_reader_on_write = true;
     config.default_retry = false;
     let service = probed_service(&config).map_err(|error| ClientError::Connection(Box::new(error)))?;
@@ -110,11 +111,11 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     Ok(builder.build())
 }
 
-/// Returns the service that [`ClientBuilder::try_from`] makes of a configuration, with connections that are probed, and
-/// without its log of each request.
+/// Returns the service of [`ClientBuilder::try_from`] for a configuration, with two differences: the kernel probes its
+/// connections, and it does not log each request.
 fn probed_service(config: &Config) -> kube::Result<BoxService<Request<Body>, Response<Incoming>, BoxError>> {
     if config.proxy_url.is_some() {
-        // Refuses it, since kube is built without proxies.
+        // This call returns the error for a proxy, since kube is built without proxies.
         ClientBuilder::try_from(config.clone())?;
     }
     let mut connector = HttpConnector::new();
@@ -196,8 +197,8 @@ impl ClientMetrics {
         codes.into_iter().map(counted).sum()
     }
 
-    /// Returns the number of those that were retried because their connection was closed without a response; for
-    /// tests.
+    /// Returns the number of requests of this kind that were retried because their connection was closed without a
+    /// response; for tests.
     #[cfg(test)]
     fn closed(&self, verb: &'static str, resource: &str) -> u64 {
         let labels = ApiRequestLabels {
@@ -301,7 +302,7 @@ where
         let metrics = self.metrics.clone();
         let response_future = self.inner.call(request);
         Box::pin(async move {
-            // The response headers of a watch may be delayed until its first event.
+            // The API server may delay the response headers of a watch until its first event.
             let within = if operation.verb == "watch" {
                 READ_TIMEOUT
             } else {

@@ -1,4 +1,4 @@
-//! The clocks. This is the only place of the project that reads the wall clock.
+//! The clocks. Only this module of the project reads the wall clock.
 //!
 //! Decisions take the time as an argument. Durations (a deadline, the age of a Lease) are measured with [`Instant`],
 //! which cannot be set; times shown to users or stored in API objects come from [`now`].
@@ -53,7 +53,7 @@ pub fn until(at: Timestamp, now: Timestamp) -> Duration {
     at.duration_since(now).try_into().unwrap_or(Duration::ZERO)
 }
 
-/// A wall clock of tests.
+/// The wall clock of tests.
 #[cfg(any(test, feature = "fake"))]
 pub mod test_clock {
     use std::cell::Cell;
@@ -66,13 +66,15 @@ pub mod test_clock {
         static BEGAN: Cell<Option<(Timestamp, Instant)>> = const { Cell::new(None) };
     }
 
-    /// While it exists, the wall clock of this thread follows the monotonic clock, also while that is paused: a test does
-    /// not depend on how long it takes.
+    /// Makes the wall clock of this thread follow the monotonic clock as long as this value exists.
+    ///
+    /// The wall clock also follows a paused monotonic clock, so the result of a test does not depend on how long it
+    /// takes.
     #[derive(Debug)]
     pub struct FollowedClock(());
 
     impl FollowedClock {
-        /// Follows the monotonic clock from now on.
+        /// Makes the wall clock follow the monotonic clock from now on.
         #[must_use]
         pub fn follow() -> Self {
             BEGAN.set(Some((super::now(), Instant::now())));

@@ -1,23 +1,25 @@
-//! Durations as flags take them.
+//! Durations in command-line flags.
 
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use thiserror::Error;
 
-/// Maximum of a flag.
+/// Maximum duration of a flag.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A flag is no duration, or too long.
+/// The value of a flag is not a duration, or is too long.
 #[derive(Debug, Error)]
 #[error("not a duration from 0s to 168h, such as 500ms, 30s, 5m or 1h30m")]
 pub struct InvalidDuration;
 
-/// Parses the value of a flag, in the notation of Go's `time.ParseDuration` that flags of Kubernetes components have:
-/// numbers with the units `ms`, `s`, `m` and `h`. `0` needs no unit.
+/// Parses the value of a duration flag.
+///
+/// The notation is that of Go's `time.ParseDuration`, which flags of Kubernetes components use: numbers with the units
+/// `ms`, `s`, `m` and `h`. `0` needs no unit.
 ///
 /// # Errors
-/// If it is something else, negative, or more than 168 h.
+/// If the value is not a duration, is negative, or is more than 168 h.
 pub fn parse_duration(text: &str) -> Result<Duration, InvalidDuration> {
     if text == "0" {
         return Ok(Duration::ZERO);

@@ -73,7 +73,7 @@ impl Severity {
 pub struct Event {
     /// The object of the event. Events of cluster-scoped objects are in the namespace `default`.
     pub regarding: ObjectReference,
-    /// A second object that is involved.
+    /// A second object that the event involves.
     pub related: Option<ObjectReference>,
     /// The type of the event.
     pub severity: Severity,
@@ -184,7 +184,7 @@ impl EventMetrics {
     }
 }
 
-/// Identifies a series: events with equal values are repetitions.
+/// Identifies a series: events with equal values are repetitions of each other.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Same {
     regarding: RegardedObject,
@@ -224,7 +224,7 @@ impl EventWriter {
             tokio::select! {
                 event = queued.recv() => match event {
                     Some(event) => self.write(event, Instant::now()).await,
-                    // All senders are dropped; the process decides when to end.
+                    // All senders are dropped. The task does not end by itself: the process decides when it ends.
                     None => std::future::pending().await,
                 },
                 () = clock::sleep_until_instant(due) => self.write_series(Some(Instant::now())).await,
@@ -275,7 +275,7 @@ impl EventWriter {
         }
     }
 
-    /// Writes the counts of repeated events: those that are due, or all if `due` is `None`.
+    /// Writes the counts of repeated events: of the series that are due, or of all if `due` is `None`.
     async fn write_series(&mut self, due: Option<Instant>) {
         let is_due = |known: &WrittenEvent| due.is_none_or(|now| now >= known.written + SERIES_EVERY);
         let pending = |known: &WrittenEvent| known.count > known.written_count && is_due(known);
@@ -346,8 +346,9 @@ impl EventWriter {
     }
 }
 
-/// Returns the name of an event: that of its object, truncated if necessary, and a timestamp. The truncated part must
-/// not end with `.` or `-`, which no part of a name may.
+/// Returns the name of an event: the name of its object, truncated if necessary, and a timestamp.
+///
+/// The truncated name does not end with `.` or `-`: no part of a Kubernetes name may end with either.
 fn name_of(object: &str, now: jiff::Timestamp) -> String {
     let base = cut(object, LONGEST_NAME).trim_end_matches(['.', '-']);
     format!("{base}.{:x}", now.as_nanosecond())

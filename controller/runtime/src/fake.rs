@@ -31,7 +31,7 @@ use crate::{
 /// The identity of a candidate of [`candidate`].
 pub const IDENTITY: &str = "pod-1";
 
-/// Maximum wait for a request. On a paused clock nothing takes an hour; on a real clock no test runs that long.
+/// Maximum wait for a request. With a paused clock an hour passes at once; with a real clock no test runs that long.
 const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The server side of the connection.
@@ -53,23 +53,25 @@ pub struct ReceivedRequest {
 /// A failure of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
-    /// An admission plugin refuses it (403).
+    /// An admission plugin refuses the write (403).
     Refused,
-    /// Another writer was first (409).
+    /// Another client has written the object first (409).
     Conflict,
     /// The API server is overloaded (429, try again after a second).
     Throttled,
-    /// The connection ends before the API server has executed it.
+    /// The connection ends before the API server has executed the write.
     Timeout,
-    /// The API server has executed it, and the connection ends before the response: later reads have to show
-    /// the write.
+    /// The API server has executed the write, and the connection ends before the response: later reads have to show the
+    /// write.
     LostResponse,
 }
 
 /// A watch that stays open.
 pub struct OpenWatch(mpsc::UnboundedSender<Result<String, Infallible>>);
 
-/// Returns a candidate for the controller's Lease, and the API server of its own that decides whether it leads.
+/// Returns a candidate for the controller's Lease, and the fake API server for its requests.
+///
+/// The candidate sends its requests only to this API server, whose responses decide whether it leads.
 pub fn candidate(process: &Process, released: Trigger) -> (Leadership, ApiServer) {
     let (client, server) = api_server();
     let candidacy = Candidacy {
@@ -82,7 +84,7 @@ pub fn candidate(process: &Process, released: Trigger) -> (Leadership, ApiServer
     (Leadership::stand(process, client, candidacy, released), server)
 }
 
-/// Returns the Lease of a candidate with this holder and resourceVersion.
+/// Returns the Lease of a candidate with this holder and this resourceVersion.
 pub fn lease_of(holder: &str, version: &str) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -91,13 +93,13 @@ pub fn lease_of(holder: &str, version: &str) -> Value {
     })
 }
 
-/// Lets a candidate win a Lease that is free.
+/// Lets a candidate acquire a free Lease.
 pub async fn elect(server: &mut ApiServer) {
     server.next_request().await.with(&lease_of("", "1"));
     server.next_request().await.with(&lease_of(IDENTITY, "2"));
 }
 
-/// Lets a candidate win a Lease that is free, and renew it for ever.
+/// Lets a candidate acquire a free Lease, and renew it forever.
 pub async fn keep_elected(mut server: ApiServer) {
     elect(&mut server).await;
     loop {
@@ -105,7 +107,7 @@ pub async fn keep_elected(mut server: ApiServer) {
     }
 }
 
-/// Serves the Lease of a candidate: it leads as long as `leads`.
+/// Serves the Lease of a candidate, which leads as long as `leads` is true.
 pub async fn keep_elected_while(mut server: ApiServer, leads: Arc<AtomicBool>) {
     let mut holder = "";
     loop {
@@ -132,7 +134,7 @@ pub fn api_server() -> (Client, ApiServer) {
 }
 
 impl WriteFault {
-    /// Each way for a write to fail.
+    /// All write faults.
     pub const ALL: [Self; 5] = [
         Self::Refused,
         Self::Conflict,
@@ -141,7 +143,7 @@ impl WriteFault {
         Self::LostResponse,
     ];
 
-    /// Returns whether the API server has executed the write although it failed.
+    /// Returns whether the API server has executed the write despite the fault.
     pub fn is_executed(self) -> bool {
         self == Self::LostResponse
     }
@@ -219,7 +221,7 @@ impl ReceivedRequest {
         self.refuse_with(&status);
     }
 
-    /// Responds with this error status.
+    /// Responds with this error status object.
     pub fn refuse_with(self, status: &Value) {
         let code = status["code"]
             .as_u64()
@@ -229,7 +231,7 @@ impl ReceivedRequest {
         self.send(StatusCode::from_u16(code).unwrap(), status_body);
     }
 
-    /// Lets the request fail in this way.
+    /// Lets the request fail with this fault.
     pub fn fail(self, fault: WriteFault) {
         match fault {
             WriteFault::Refused => self.refuse(403, "Forbidden"),
@@ -249,7 +251,7 @@ impl ReceivedRequest {
         OpenWatch(events)
     }
 
-    /// Never responds: the response is lost. The connection stays open as long as the returned value lives.
+    /// Never responds: the response is lost. The connection stays open until the returned value is dropped.
     pub fn lose(self) -> impl Sized {
         self.respond
     }

@@ -1,4 +1,4 @@
-//! Readiness and liveness of the process, as served by the admin port.
+//! Readiness of the process, as served by the admin port.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -35,8 +35,9 @@ impl<K> fmt::Debug for Index<K> {
 }
 
 impl<K> Index<K> {
-    /// Creates an empty index. `property` returns the value under which an object is found; `None`: it is not in the
-    /// index.
+    /// Creates an empty index.
+    ///
+    /// `property` returns the value under which an object is found; `None`: the object is not in the index.
     pub fn by(property: fn(&K) -> Option<String>) -> Self {
         Self {
             property,
@@ -67,7 +68,7 @@ impl<K> Index<K> {
         self.keys.lock().get(value).into_iter().flatten().cloned().collect()
     }
 
-    /// Returns up to `count` keys of the objects with this value, those after `last`.
+    /// Returns up to `count` keys of the objects with this value, in order, after the key `last`.
     pub fn page(&self, value: &str, last: Option<&Key>, count: usize) -> Vec<Key> {
         let keys = self.keys.lock();
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
@@ -147,7 +148,7 @@ mod tests {
         index.observe(&change(None, Some(object("n", "b", "x"))));
         index.observe(&change(None, Some(object("n", "c", ""))));
         assert_eq!(index.keys("x"), ["a", "b"].map(|name| Key::namespaced("n", name)));
-        // The value changes, also between two objects of one name.
+        // The value changes; then the object is replaced by another one with the same name and another value.
         index.observe(&change(Some(object("n", "a", "x")), Some(object("n", "a", "y"))));
         assert_eq!(index.keys("x"), [Key::namespaced("n", "b")]);
         assert_eq!(index.keys("y"), [Key::namespaced("n", "a")]);

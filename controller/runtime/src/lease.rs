@@ -4,10 +4,10 @@
 //! - [`Leadership`] belongs to one of several candidates at a time.
 //! - [`Staleness`] evaluates the Leases of others.
 //!
-//! The clocks of two machines are never compared: the criterion is how long a Lease has not changed by *our* clock
-//! since we observed its last change. The times in the object are for users. The crates `kubert` (0.25) and
-//! `kube-lease-manager` (0.13) compare the renewal time with the own clock: a machine whose clock is ahead by more than the
-//! duration of a Lease, which is 15 seconds here, takes it while another one leads.
+//! The clocks of two machines are never compared: the criterion is the time, by the clock of *this* process, since it
+//! observed the last change of the Lease. The times in the object are for users. The crates `kubert` (0.25) and
+//! `kube-lease-manager` (0.13) compare the renewal time with their own clock: a machine whose clock is ahead by more
+//! than the duration of a Lease, which is 15 seconds in Drydock, takes it while another one leads.
 
 mod election;
 mod elector;
@@ -28,7 +28,7 @@ enum RequestOutcome<T> {
     Done(T),
     /// The Lease does not exist.
     Missing,
-    /// The Lease has changed since we read it.
+    /// The Lease has changed since this process read it.
     Conflict,
     /// The request may or may not have been executed, for this reason.
     Unknown(String),

@@ -68,8 +68,9 @@ impl LogHandle {
         self.0.with_current(ToString::to_string).unwrap_or_default()
     }
 
-    /// Returns a handle whose filter applies to no log line, for tests of code that needs a handle. It works as long
-    /// as the second value lives.
+    /// Returns a handle whose filter applies to no log line, for tests of code that needs a handle.
+    ///
+    /// The handle works until the second value is dropped.
     pub fn detached(level: &str) -> Result<(Self, impl Sized + use<>), UnknownLevel> {
         let (layer, handle) = reload::Layer::new(filter(level)?);
         Ok((Self(handle), layer))

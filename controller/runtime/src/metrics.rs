@@ -1,7 +1,8 @@
 //! The registry of metrics, with the metrics of every process.
 //!
 //! Structs of metrics are created by `register(&mut Registry) -> Self`; there are no globals. Names start with
-//! `drydock_`, except for those that dashboards expect by a standard name: the process's, work queues' and leader's.
+//! `drydock_`, except for metrics that dashboards expect under a standard name: those of the process, of work queues
+//! and of the leader.
 
 use prometheus_client::{
     collector::Collector,
@@ -29,7 +30,7 @@ pub fn registry(component: &'static str, version: &'static str) -> Registry {
     registry
 }
 
-/// A collector that is registered before its source exists. It exports nothing until [`Self::set`].
+/// A collector that is registered before its source exists. It exports nothing until [`Self::set`] is called.
 #[derive(Debug)]
 pub struct Deferred<C>(Arc<OnceLock<C>>);
 

@@ -1,8 +1,9 @@
-//! TLS with a peer that is known by its certificate alone.
+//! TLS with a peer that is identified by its certificate alone.
 //!
-//! There is no certificate authority and nothing to renew: a process makes a key, publishes its certificate's fingerprint
-//! where only it can write, and is accepted by that, whatever the certificate's fields contain. The signature in the
-//! handshake, which rustls verifies, proves that the peer holds the key.
+//! There is no certificate authority, and no certificate has to be renewed. A process creates a key, and publishes the
+//! fingerprint of its certificate in an object that only this process can write. Its peers accept the certificate by
+//! this fingerprint, regardless of the certificate's fields. The signature in the handshake, which rustls verifies,
+//! proves that the peer holds the key.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -41,7 +42,7 @@ impl fmt::Debug for CertificateFingerprint {
     }
 }
 
-/// The text is not a fingerprint.
+/// The text is not the fingerprint of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a fingerprint is the 64 hexadecimal digits of a SHA-256")]
 pub struct NoFingerprint;
@@ -61,7 +62,7 @@ impl FromStr for CertificateFingerprint {
     }
 }
 
-/// Accepts exactly one certificate, of TLS 1.3 only. Ignores names and dates in it.
+/// Accepts exactly one certificate, with TLS 1.3 only. Ignores the names and dates in the certificate.
 #[derive(Debug)]
 pub struct Pinned {
     peer: CertificateFingerprint,
@@ -69,7 +70,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Creates the verifier of a peer, and the provider of cryptography to use with it.
+    /// Creates the verifier of a peer, and the crypto provider to use with it.
     pub fn new(peer: CertificateFingerprint) -> (Arc<CryptoProvider>, Arc<Self>) {
         let provider = ring_provider::default_provider();
         let algorithms = provider.signature_verification_algorithms;

@@ -18,7 +18,7 @@ use crate::logs::panic_text;
 /// Name of a task, for logs and for the reason why the process ended.
 pub type Name = Cow<'static, str>;
 
-/// Why a process ended other than by request.
+/// Reason why a process ended without a request to stop.
 #[derive(Debug, Error)]
 pub enum ProcessError {
     /// The parts of the process could not be assembled.
@@ -108,8 +108,9 @@ impl Process {
         });
     }
 
-    /// Runs a task that must not end before the process stops: if it does, with or without an error, the process stops
-    /// and reports the task's name.
+    /// Runs a task that must not end before the process stops.
+    ///
+    /// If the task ends earlier, with or without an error, the process stops and reports the task's name.
     pub fn spawn_critical<E>(&self, name: impl Into<Name>, task: impl Future<Output = Result<(), E>> + Send + 'static)
     where
         E: Into<Box<dyn Error + Send + Sync>>,

@@ -6,15 +6,16 @@ use kube::ResourceExt;
 /// the process's own writes; a decision based on the watch alone would repeat an action.
 pub fn latest_state<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K> {
     match (watched, written) {
-        // The watch has deleted the object, provided that it ever showed the written state.
+        // The watch has removed the object, provided that it ever showed the written state.
         (None, _) => None,
         (Some(watched), Some(written)) if !has_shown(&watched, &written) => Some(written),
         (watched, _) => watched,
     }
 }
 
-/// Returns whether the watch that shows `watched` has caught up with `written`: `written` is not newer than `watched`,
-/// or belongs to a deleted object (another uid).
+/// Returns whether the watch that shows `watched` has caught up with `written`.
+///
+/// This is the case if `written` is not newer than `watched`, or belongs to a deleted object (with another UID).
 pub fn has_shown<K: ResourceExt>(watched: &K, written: &K) -> bool {
     version(written) <= version(watched) || written.uid() != watched.uid()
 }

@@ -41,7 +41,7 @@ impl Backoff {
     /// Returns the next delay and doubles the one after it.
     pub fn delay(&mut self) -> Duration {
         self.is_reset = false;
-        // The number of delays is not limited.
+        // The iterator is unlimited, so `ceiling` is never used.
         self.delays.next().unwrap_or(self.ceiling)
     }
 
@@ -51,13 +51,13 @@ impl Backoff {
         self.is_reset = true;
     }
 
-    /// Returns whether no delay was taken since the creation or the last [`reset`](Self::reset).
+    /// Returns whether no delay was taken since the creation of the back-off or the last [`reset`](Self::reset).
     pub fn is_reset(&self) -> bool {
         self.is_reset
     }
 }
 
-/// Returns a builder of delays: `backon` lengthens each by a random amount of up to as much again.
+/// Returns a builder of delays. `backon` lengthens each delay by a random amount of at most the delay itself.
 fn builder(first: Duration, ceiling: Duration) -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_min_delay(first.min(ceiling) / 2)

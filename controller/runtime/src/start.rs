@@ -1,4 +1,4 @@
-//! The frame of a process, from `main` to the exit code.
+//! The start and the end of a process, from `main` to the exit code.
 
 use crate::{LogFormat, LogHandle, Process, ProcessError, chain, events::cut, logs, process::Name};
 use std::{error::Error, fs::OpenOptions, io::Write, path::Path, process::ExitCode, time::Duration};

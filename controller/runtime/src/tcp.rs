@@ -1,13 +1,14 @@
-//! TCP connections that stay open for long.
+//! TCP connections that stay open for a long time.
 
 use std::{io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, ToSocketAddrs};
 
-/// When a connection whose peer has gone without an end, such as on a node that died, is closed. The kernel probes only
-/// connections on which no sent data waits for an acknowledgement; it gives up the others after about 15 minutes
-/// (`net.ipv4.tcp_retries2`), unless they have a user timeout.
+/// Limits for detecting a dead peer that has not closed its connection, such as a peer on a node that died.
+///
+/// The kernel probes only connections on which no sent data waits for an acknowledgement. It closes the others after
+/// about 15 minutes (`net.ipv4.tcp_retries2`), unless they have a user timeout.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepAlive {
     /// Idle time before the first probe.
@@ -19,28 +20,30 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// For connections on behalf of users: the defaults of Go's `net.Dialer`, with which KubeVirt connects. A peer that
-    /// has gone is noticed after 150 s.
+    /// Limits for connections on behalf of users: the defaults of Go's `net.Dialer`, with which KubeVirt connects. A
+    /// dead peer is detected after 150 s.
     pub const FOR_USERS: Self = Self {
         idle: Duration::from_secs(15),
         interval: Duration::from_secs(15),
         probes: 9,
     };
 
-    /// For the API server: a peer that has gone is noticed after 30 s, before a watch has missed enough renewals of Leases
-    /// for their holders to count as unresponsive (40 s).
+    /// Limits for connections to the API server. A dead peer is detected after 30 s.
+    ///
+    /// This is before a watch has missed enough renewals of Leases for their holders to count as unresponsive (40 s).
     pub const FOR_WATCHES: Self = Self {
         idle: Duration::from_secs(15),
         interval: Duration::from_secs(5),
         probes: 3,
     };
 
-    /// Returns how long a peer that has gone remains unnoticed.
+    /// Returns the time until a dead peer is detected.
     pub fn total(self) -> Duration {
         self.idle + self.interval * self.probes
     }
 
-    /// Has a connection probed, and has its data sent without delay: each side waits for what the other sends.
+    /// Enables keep-alive probes and disables the delay of small packets, since each side waits for the data of the
+    /// other.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -53,7 +56,7 @@ impl KeepAlive {
         SockRef::from(stream).set_tcp_keepalive(&keep_alive)
     }
 
-    /// Connects, and sets the connection up.
+    /// Connects to an address, and sets up the connection.
     ///
     /// # Errors
     /// If no address can be reached, or the kernel refuses.

@@ -1,11 +1,11 @@
-//! A TLS port, of which each connection is served by one router.
+//! A TLS port, whose connections are served by one router.
 //!
 //! ```text
 //!  client ──TLS, HTTP/1.1──▶ TlsPort ──▶ Router, with the client's certificate as an extension: PeerCertificate
 //!                               └ certificate and trust of each handshake: config(), ServedCertificate
 //! ```
 //!
-//! When the process is stopped, the port continues to accept connections until no client can still be on the way to it,
+//! When the process is stopped, the port continues to accept connections until no client can still be connecting to it,
 //! and then finishes the requests in progress.
 
 use std::{fmt, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
@@ -38,15 +38,17 @@ use crate::{CancellationToken, Process, ReadyHandle, chain};
 
 /// Time limit of a handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum idle time of a connection. API servers close theirs after 90 seconds: if this side did it first, a request
-/// might already be on its way.
+/// Maximum idle time of a connection.
+///
+/// API servers close their connections after 90 seconds. If this side closed a connection first, a request might
+/// already have been sent over it.
 const IDLE: Duration = Duration::from_secs(120);
 /// Maximum number of simultaneous connections.
 const CONNECTIONS: usize = 1000;
-/// The wait after a connection could not be accepted, as when no file descriptor is left.
+/// Delay after a connection could not be accepted, for example because no file descriptor is left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// The port cannot be opened: it is taken, or may not be.
+/// The port cannot be opened: it is in use, or this process is not allowed to open it.
 #[derive(Debug, Error)]
 #[error("could not open the {name} port {address}")]
 pub struct PortError {
@@ -58,12 +60,14 @@ pub struct PortError {
     source: std::io::Error,
 }
 
-/// The certificate of the client of a connection; `None` if it has sent none. It has passed the port's verifier.
+/// The certificate of the client of a connection; `None` if the client has sent none. The verifier of the port has
+/// accepted it.
 #[derive(Clone, Debug)]
 pub struct PeerCertificate(pub Option<CertificateDer<'static>>);
 
-/// The certificate of TLS handshakes, as server and as client, replaced while connections continue; none at first. Clones
-/// are the same.
+/// The certificate of this process in TLS handshakes, as server and as client; none at first.
+///
+/// The certificate can be replaced while connections continue. Clones share one certificate.
 #[derive(Clone, Debug)]
 pub struct ServedCertificate(Arc<PortSettings>);
 
@@ -74,7 +78,7 @@ struct PortSettings {
 }
 
 impl ServedCertificate {
-    /// Creates one without a certificate; `ready` is released when there is the first.
+    /// Creates an instance without a certificate. `ready` is released when the first certificate is set.
     pub fn new(ready: ReadyHandle) -> Self {
         Self(Arc::new(PortSettings {
             certificate: RwLock::new(None),
@@ -82,7 +86,7 @@ impl ServedCertificate {
         }))
     }
 
-    /// Gives this one to handshakes from now on.
+    /// Uses `certificate` in handshakes from now on.
     pub fn replace(&self, certificate: Arc<CertifiedKey>) {
         *self.0.certificate.write() = Some(certificate);
         if let Some(ready) = self.0.ready.lock().take() {
@@ -90,7 +94,7 @@ impl ServedCertificate {
         }
     }
 
-    /// Returns the configuration of new handshakes.
+    /// Returns the certificate of new handshakes.
     pub fn current(&self) -> Option<Arc<CertifiedKey>> {
         let certificate = self.0.certificate.read();
         certificate.clone()
@@ -103,7 +107,7 @@ impl ResolvesServerCert for ServedCertificate {
     }
 }
 
-/// To agents, a controller is a client.
+/// The controller connects to agents as a client.
 impl ResolvesClientCert for ServedCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.current()
@@ -114,21 +118,21 @@ impl ResolvesClientCert for ServedCertificate {
     }
 }
 
-/// A TLS port.
+/// The parameters of a TLS port.
 pub struct TlsPort {
-    /// Its name in logs.
+    /// Name of the port in logs.
     pub name: &'static str,
     /// The function that returns the configuration of the next handshake.
     pub config: Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
     /// The router that serves requests.
     pub router: Router,
-    /// Handshakes that failed.
+    /// Counter of handshakes that failed.
     pub handshake_failures: Counter,
-    /// Time for which requests are still accepted after the order to stop.
+    /// Time for which requests are still accepted after the process began to stop.
     pub leave: Duration,
 }
 
-/// Returns the beginning of a configuration for such a port: TLS 1.2 and 1.3.
+/// Returns the beginning of a configuration for a [`TlsPort`], with TLS 1.2 and 1.3.
 ///
 /// # Errors
 /// If rustls does not know its own versions of TLS.
@@ -136,7 +140,9 @@ pub fn builder() -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, rustls::E
     ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions()
 }
 
-/// Returns the completed configuration. Sessions are not resumed: each connection sees the certificate of its time.
+/// Completes the configuration.
+///
+/// Sessions are not resumed, so each connection uses the certificate of its own handshake.
 pub fn finish(mut config: ServerConfig) -> ServerConfig {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -145,8 +151,9 @@ pub fn finish(mut config: ServerConfig) -> ServerConfig {
 }
 
 impl TlsPort {
-    /// Opens the port and serves it until the process has stopped. Port 0 takes any free port.
-    /// Returns the address.
+    /// Opens the port and serves it until the process has stopped.
+    ///
+    /// Port 0 selects a free port. Returns the address.
     ///
     /// # Errors
     /// If the port cannot be opened.
@@ -188,7 +195,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Accepts connections until it is time to close.
+    /// Accepts connections until the port is closed.
     async fn accept(self, listener: TcpListener) {
         let free = Arc::new(Semaphore::new(CONNECTIONS));
         while let Some(accepted) = self.closing.run_until_cancelled(next(&listener, &free)).await {
@@ -247,11 +254,11 @@ impl Connections {
     }
 }
 
-/// The next connection, once there may be another.
+/// Returns the next connection, once the number of connections permits another one.
 async fn next(listener: &TcpListener, free: &Arc<Semaphore>) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
     let permit = Arc::clone(free).acquire_owned().await.map_err(std::io::Error::other)?;
     let (stream, _) = listener.accept().await?;
-    // Responses are small, and their clients wait for them.
+    // Responses are small, and their clients wait for them: the kernel must not delay them.
     stream.set_nodelay(true)?;
     Ok((stream, permit))
 }

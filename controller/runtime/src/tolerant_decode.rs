@@ -90,8 +90,9 @@ impl<K: Resource> Resource for TolerantDecode<K> {
     }
 }
 
-/// Reads all objects of a kind from the API server, bypassing all caches. Like a watch, skips an object that cannot be
-/// decoded, and logs it.
+/// Reads all objects of a kind from the API server, bypassing all caches.
+///
+/// Like a watch, the function skips an object that cannot be decoded, and logs it.
 ///
 /// # Errors
 /// If the request to the API server fails.

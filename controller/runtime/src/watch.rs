@@ -57,12 +57,16 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The method of listing the objects before the watch starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListMode {
-    /// As one response from the API server's cache: cheap for the API server even if every node lists at once. For
-    /// small sets, since the response is read as a whole.
+    /// The API server returns all objects in one response from its cache.
+    ///
+    /// This is cheap for the API server even if every node lists at once. It suits small sets, since the response is
+    /// read as a whole.
     #[default]
     FromCache,
-    /// As the initial events of the watch itself, one by one from the API server's cache: for large sets, and saves a
-    /// request. Falls back to [`FromCache`](Self::FromCache) if the API server's feature gate `WatchList` is off.
+    /// The API server sends the objects one by one from its cache, as the initial events of the watch itself.
+    ///
+    /// This suits large sets, and saves a request. The watch falls back to [`FromCache`](Self::FromCache) if the API
+    /// server's feature gate `WatchList` is off.
     Streamed,
 }
 
@@ -152,7 +156,7 @@ impl<K: Resource> Watch<K> {
         self
     }
 
-    /// Declares that the kind need not be installed: for readiness, a missing kind counts as an empty list.
+    /// Declares that the kind need not be installed. For readiness, a missing kind counts as an empty list.
     #[must_use]
     pub fn optional(mut self) -> Self {
         self.optional = true;
@@ -166,8 +170,10 @@ impl<K: Resource> Watch<K> {
         self
     }
 
-    /// Stores objects as compressed text, which takes one twentieth of the memory and some microseconds per read: for
-    /// kinds with very many objects that are seldom read.
+    /// Stores objects as compressed text.
+    ///
+    /// Compressed text takes one twentieth of the memory and some microseconds per read. It suits kinds with very many
+    /// objects that are seldom read.
     #[must_use]
     pub fn compressed(mut self) -> Self
     where
@@ -184,8 +190,9 @@ impl<K: Resource> Watch<K> {
         self.on_change(move |_| signal.notify())
     }
 
-    /// Calls `callback` with each change, after the cache was updated. The call blocks the watch: only enqueue the
-    /// change in it.
+    /// Calls `callback` with each change, after the cache was updated.
+    ///
+    /// The call blocks the watch: `callback` should only enqueue the change.
     #[must_use]
     pub fn on_change(mut self, callback: impl FnMut(&CacheChange<K>) + Send + 'static) -> Self {
         self.on_change.push(Box::new(callback));
@@ -247,8 +254,8 @@ impl WatchStarter {
         cache
     }
 
-    /// Starts a temporary watch: it ends when `wanted` is cancelled, or with the process. Readiness does not depend on
-    /// it.
+    /// Starts a temporary watch, which ends when `wanted` is cancelled, or with the process. Readiness does not depend
+    /// on it.
     pub fn start_until<K>(&self, watch: Watch<K>, wanted: CancellationToken) -> Cache<K>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -295,8 +302,10 @@ where
     watcher(api, config)
 }
 
-/// Passes each event to the observer. Sleeps after each error; the stream retries when it is polled again. Switches to
-/// the stream `otherwise`, if given, when the API server does not support streamed lists.
+/// Passes each event to the observer, and sleeps after each error.
+///
+/// The stream retries when it is polled again. If the API server does not support streamed lists, the function
+/// continues with the stream `otherwise`, if given.
 async fn follow<K: Resource, S>(first: S, otherwise: Option<S>, acceptance: &Acceptance, mut observer: Observer<K>)
 where
     S: Stream<Item = watcher::Result<watcher::Event<TolerantDecode<K>>>>,

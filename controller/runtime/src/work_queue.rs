@@ -42,15 +42,17 @@ use queue::{KeyQueue, ReconcileResult, after};
 
 /// Delay after the first failure.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// Number of keys of a sweep that are added at once.
+/// Number of keys of a sweep that are added together.
 const PAGE: usize = 200;
-/// The next page of a sweep is added when no more keys than this are ready, so that changes do not wait behind the whole
-/// sweep. Enough for the reconciles that begin until then.
+/// Maximum number of ready keys at which the next page of a sweep is added.
+///
+/// Changes therefore do not wait behind the whole sweep. The number is large enough for the reconciles that begin until
+/// the page is added.
 const LOW: usize = 50;
 /// Maximum delay after a failure.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// When a reconcile wants to run again.
+/// Time of the next reconcile of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requeue {
     /// On the next change.
@@ -113,16 +115,18 @@ impl WorkQueue {
         }
     }
 
-    /// Enqueues a key. Never waits and never fails; outside a term the key is discarded.
+    /// Enqueues a key. Never waits and never fails; outside a leadership term the key is discarded.
     pub fn add(&self, key: Key) {
         if self.change(|queue| queue.add(key, Instant::now())) {
             self.added.notify();
         }
     }
 
-    /// Enqueues the keys of a sweep, a page at a time, each when the one before is nearly reconciled: keys that are added
-    /// meanwhile wait for one page at most. `page` returns up to a number of keys that come after the last one of the page
-    /// before; none: that was the last page.
+    /// Enqueues the keys of a sweep, one page at a time.
+    ///
+    /// A page is added when the previous one is nearly reconciled, so keys that are added in the meantime wait for one
+    /// page at most. `page` returns up to the given number of keys that follow the given key, the last one of the
+    /// previous page; an empty page ends the sweep.
     pub async fn add_pages(&self, page: impl Fn(Option<&Key>, usize) -> Vec<Key>) {
         let mut last = None;
         loop {
@@ -134,12 +138,12 @@ impl WorkQueue {
         }
     }
 
-    /// Waits until no more than [`LOW`] keys are ready; lets other tasks run in any case.
+    /// Waits until no more than [`LOW`] keys are ready. Lets other tasks run in any case.
     async fn until_low(&self) {
         tokio::task::yield_now().await;
         loop {
             let mut notified = pin!(self.low.notified());
-            // Notifications count from here on.
+            // Notifications count from this call on.
             notified.as_mut().enable();
             if self.queue.lock().ready() <= LOW {
                 return;
@@ -167,7 +171,7 @@ impl WorkQueue {
 
     /// Reconciles keys during each leadership term of this process, until `stopping`.
     ///
-    /// Each term starts with the keys of `all`, which should wait until the caches are synced.
+    /// Each term starts with the keys that `all` returns; `all` should wait until the caches are synced.
     ///
     /// # Assumptions
     /// Called only once. `reconcile` may be dropped at any `await`.
@@ -204,7 +208,7 @@ impl WorkQueue {
         W: Into<Requeue>,
         E: Error + 'static,
     {
-        // These are a sweep, too.
+        // The keys of `all` are added in pages, like a sweep.
         let mut rest = all().await.into_iter();
         let mut running = FuturesUnordered::new();
         loop {
@@ -231,10 +235,10 @@ impl WorkQueue {
                 biased;
                 Some((key, result)) = running.next() => {
                     self.done(key, result);
-                    // A reconcile that finds nothing to change never waits.
+                    // A reconcile that finds nothing to change never waits, so other tasks get their turn after it.
                     tokio::task::yield_now().await;
                 }
-                // The reconcile that began has come to its first request.
+                // The reconcile that has just begun was polled up to its first request.
                 () = tokio::task::yield_now(), if begins => {}
                 () = self.added.notified() => {}
                 () = clock::sleep_until_instant(due) => {}

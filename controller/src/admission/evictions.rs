@@ -9,18 +9,18 @@
 //!     └─ moved ─▶ the pod is deleted, allowed when it is gone
 //! ```
 //!
-//! Drainers wait for seconds after a 429 (kubectl five), while most guests have moved sooner. So an eviction that
-//! would be granted in a moment is held for a while: at most [`HOLD`], at most [`MAX_HELD_EVICTIONS`] in this process, so
-//! that held requests cannot fill the API server. Dry runs are never held, nor are evictions by the descheduler,
-//! which evicts many pods in a row and reads the message.
+//! Drainers wait for seconds after a 429 (kubectl for five), although most guests have moved sooner. An eviction that
+//! would be granted soon is therefore held: for at most [`HOLD`], and at most [`MAX_HELD_EVICTIONS`] at once in this
+//! process, so that held requests cannot exhaust the API server. Dry runs are never held. Evictions by the descheduler
+//! are not held either, because it evicts many pods one after the other and reads the message.
 //!
-//! After that, drainers wait until the pod is gone, and check once a second. So a pod that is to be evicted is
-//! deleted as soon as its guest has moved, and the eviction is granted when the pod is gone: the API server then
-//! responds that there is no such pod, which drainers treat as success.
+//! After a granted eviction, drainers check once a second whether the pod still exists. A pod that is to be evicted is
+//! therefore deleted as soon as its guest has moved, and the eviction is granted when the pod no longer exists. The API
+//! server then responds that there is no such pod, which drainers treat as success.
 //!
-//! A cache that lags behind proves nothing: before a pod may go, the API server is read if the caches do not have the
-//! pod or its instance, or may have an outdated state. An API server that does not respond by the end of the hold is
-//! a reason to refuse.
+//! The caches may be outdated. Before an eviction is allowed, the API server is therefore read if the caches do not
+//! have the pod or its instance, or may have an outdated state. If the API server does not respond by the end of the
+//! hold, the eviction is refused.
 
 mod logged;
 mod metrics;
@@ -69,12 +69,12 @@ pub(crate) use metrics::HeldEvictions;
 /// Maximum number of evictions that are held at once: far below the number of requests that an API server processes at
 /// a time (200 mutating requests by default).
 pub(crate) const MAX_HELD_EVICTIONS: usize = 8;
-/// Maximum number of repetitions of a mark that conflicts with other writes to its instance.
+/// Maximum number of repetitions of marking an instance, if the request conflicts with other writes to the instance.
 const MAX_MARK_REPETITIONS: u32 = 5;
-/// Code and reason of refusals: the same as for a PDB.
+/// Status code and reason of refusals, as for a PDB.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
-/// Code and reason for an eviction whose preconditions do not hold: the same as the API server's own.
+/// Status code and reason for an eviction whose preconditions do not hold, as in the API server.
 const CONFLICT: (u16, &str) = (409, "Conflict");
 
 /// Reviews evictions of launcher pods.
@@ -85,7 +85,7 @@ pub(crate) struct EvictionReviews {
     migrations: Migrations,
     launchers: Launchers,
     migration_rate: MigrationRate,
-    /// Changes when a pod may go that could not before.
+    /// Changes when the caches have changed and a held eviction may be granted.
     news: watch::Receiver<u64>,
     held: HeldEvictions,
     logged: Arc<LoggedRefusals>,
@@ -100,7 +100,7 @@ struct Eviction {
 }
 
 impl Eviction {
-    /// Returns a place among the held evictions, if the eviction may be held and there is one.
+    /// Returns a permit to hold the eviction, if it may be held and a permit is free.
     fn place<'a>(&self, held: &'a HeldEvictions) -> Option<SemaphorePermit<'a>> {
         let may_be_held = !self.dry_run && !self.descheduler;
         may_be_held.then(|| held.place()).flatten()
@@ -121,7 +121,7 @@ struct EvictionVerdict {
     decision: EvictionDecision,
     pod: Option<Arc<Pod>>,
     instance: Option<Arc<VirtualMachineInstance>>,
-    /// The error, if there was one.
+    /// Error message if the state could not be determined, otherwise empty.
     detail: String,
 }
 
@@ -145,7 +145,8 @@ impl EvictionVerdict {
 }
 
 impl EvictionReviews {
-    /// Creates a review over these caches. `news` changes when one of them does; `held` counts the held evictions.
+    /// Creates a review with these caches. `news` changes when a held eviction may be granted; `held` has the permits
+    /// for held evictions.
     pub(crate) fn new(
         client: Client,
         instances: Instances,
@@ -203,7 +204,7 @@ impl EvictionReviews {
                         None => {}
                     }
                 };
-                // The pod may go in any case. If its PDB still stands, the API server refuses.
+                // The eviction is allowed in any case. If the PDB of the pod still exists, the API server refuses.
                 let _ = timeout(GONE_WITHIN, prepare).await;
                 response
             }
@@ -217,7 +218,7 @@ impl EvictionReviews {
                 let detail = std::mem::take(&mut verdict.detail);
                 refused(response, refusal, &verdict, &detail)
             }
-            // The instance was marked above.
+            // `decide` has marked the instance.
             EvictionDecision::Mark => refused(response, EvictionRefusal::Triggered, &verdict, ""),
         }
     }
@@ -226,14 +227,14 @@ impl EvictionReviews {
     /// then.
     ///
     /// # Errors
-    /// If the eviction's preconditions do not hold; the text has the reason.
+    /// If the eviction's preconditions do not hold. The text has the reason.
     async fn decide(&self, eviction: &Eviction, until: clock::Instant) -> Result<EvictionVerdict, String> {
         match self.conflict(eviction).await {
             Ok(None) => {}
             Ok(Some(text)) => return Err(text),
             Err(error) => return Ok(EvictionVerdict::unknown(chain(&error))),
         }
-        // If the instance has no strategy of its own, the cluster's applies.
+        // An instance without an eviction strategy uses the strategy of the configuration, which has to be known.
         self.launchers.configuration.resolved().await;
         let mut news = self.news.clone();
         news.mark_unchanged();
@@ -253,8 +254,8 @@ impl EvictionReviews {
         Ok(verdict)
     }
 
-    /// Returns why an eviction does not apply to the existing pod of its name, if its preconditions exclude that pod.
-    /// Neither the version of a pod nor another UID in a cache proves anything. If there is no pod, the API server
+    /// Returns the reason why an eviction does not apply to the existing pod with its name, if its preconditions
+    /// exclude that pod. A cached pod with another version or UID may be outdated. If there is no pod, the API server
     /// itself responds.
     ///
     /// # Errors
@@ -282,7 +283,7 @@ impl EvictionReviews {
         }
     }
 
-    /// Returns the verdict for the pod and the instance as this source has them.
+    /// Returns the verdict for the pod and the instance as read from this source.
     async fn judge_by(&self, key: &Key, by: By) -> EvictionVerdict {
         let pod = match self.launchers.get(key).filter(|_| by == By::Caches) {
             Some(pod) => pod,
@@ -322,7 +323,7 @@ impl EvictionReviews {
         }
     }
 
-    /// Returns whether a migration that has not ended, or is unknown, is to bring a guest into a pod.
+    /// Returns whether a guest is to arrive in a pod by a migration that has not ended or is unknown.
     fn is_target(&self, instance: &Key, pod: &Pod) -> bool {
         let Some(uid) = made_for(pod) else { return false };
         let migrations = self.migrations.of_instance(instance);
@@ -332,7 +333,7 @@ impl EvictionReviews {
         migration.is_none_or(|migration| !MigrationRecord::of(migration).is_over())
     }
 
-    /// Waits until the verdict changes, at most until the time `until`, and no longer than that is worthwhile.
+    /// Waits until the verdict changes or the time `until` is reached. Returns earlier if holding is not worthwhile.
     async fn hold(
         &self,
         pod: &Key,
@@ -341,7 +342,7 @@ impl EvictionReviews {
         until: clock::Instant,
     ) -> EvictionVerdict {
         let began = clock::Instant::now();
-        // The first eviction of a drain does not know yet which other guests are to leave.
+        // At the first eviction of a drain, it is not known yet which other guests are to leave.
         let mut judged_at = match verdict.decision {
             EvictionDecision::Refuse(EvictionRefusal::Triggered) => Some(began + SETTLED_AFTER),
             _ => Some(began),
@@ -377,7 +378,7 @@ impl EvictionReviews {
         let instance = verdict.instance.as_deref()?;
         let node = instance.node_name()?;
         let own = EstimateInput::of(instance, self.migrations.of_instance(&Key::of(instance)));
-        // Guests that have no migration yet come after it.
+        // Migrations that are created later come after the own one, so guests without a migration do not count.
         let others = self.migrations.unfinished().into_iter();
         let others = others.filter_map(|migration| EstimateInput::by(migration, node));
         let limits = &self.launchers.configuration.get().migrations;
@@ -390,14 +391,15 @@ impl EvictionReviews {
         )
     }
 
-    /// Marks the instance if the verdict requires that. If the instance has changed since the verdict, decides again by
-    /// the API server. Returns the verdict that then applies.
+    /// Marks the instance if the verdict requires that. If the instance has changed since the verdict, decides again
+    /// with the state in the API server. Returns the final verdict.
     async fn mark_as_judged(&self, eviction: &Eviction, mut verdict: EvictionVerdict) -> EvictionVerdict {
         let mut repetitions = 0..MAX_MARK_REPETITIONS;
         while verdict.decision == EvictionDecision::Mark {
             let refusal = match self.mark(eviction, &verdict).await {
                 Ok(refusal) => refusal,
-                // A cache that lags behind may not show a mark. A fresh one would reset the failures that it counts.
+                // An outdated cache may not show an existing mark. A new mark would reset the failures that the
+                // existing one counts.
                 Err(kube::Error::Api(status)) if status.is_conflict() && repetitions.next().is_some() => {
                     verdict = self.judge_by(&eviction.pod, By::ApiServer).await;
                     continue;
@@ -477,8 +479,8 @@ impl EvictionReviews {
         }
     }
 
-    /// Deletes the PDB that would still keep a pod from being evicted. The leader does that as soon as the guest has
-    /// moved; only if it does not, this replica does.
+    /// Deletes the PDB that would still protect a pod from eviction. The leader deletes the PDB as soon as the guest
+    /// has moved. This replica deletes it only if the leader does not.
     async fn release(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
         let until = clock::Instant::now() + RELEASED_WITHIN;
@@ -535,7 +537,8 @@ fn read(request: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
     })
 }
 
-/// Returns the response to an eviction whose preconditions do not hold: the pod of that name is left alone.
+/// Returns the response to an eviction whose preconditions do not hold, so that the existing pod with that name is left
+/// alone.
 fn conflicting(response: AdmissionResponse, eviction: &Eviction, text: String) -> AdmissionResponse {
     info!(pod = %eviction.pod, reason = text, "eviction of another pod of this name refused");
     let mut response = response.deny(text);

@@ -1,14 +1,14 @@
 //! Reviews creations and changes of NodeMaintenances.
 //!
 //! ```text
-//!  CREATE ─▶ node there? ─▶ none for it yet? ─▶ quorum of the control plane? ─▶ node reserved ─▶ still none? ─▶ allowed
+//!  CREATE ─▶ node exists? ─▶ no maintenance yet? ─▶ etcd keeps quorum? ─▶ node reserved ─▶ still none? ─▶ allowed
 //!  UPDATE ─▶ same node? ─▶ allowed
 //! ```
 //!
-//! The messages and their order are those of the node maintenance operators, whose clients search for them. Of two
-//! maintenances that are created at the same time one is refused, whichever their groups and whichever replicas
-//! review them: see [`drydock_core::maintenance::reservation`]. A dry run reserves nothing and returns what would
-//! happen.
+//! The messages and their order are those of the node maintenance operators, whose clients search for them. If two
+//! maintenances are created at the same time, one is refused, regardless of their groups and of the replicas that
+//! review them: see [`drydock_core::maintenance::reservation`]. A dry run reserves nothing and returns a preview as
+//! warnings.
 
 mod quorum;
 #[cfg(test)]
@@ -37,15 +37,16 @@ use crate::{
 
 /// Path of the webhook.
 pub(crate) const PATH: &str = "/validate/nodemaintenances";
-/// Time limit of all requests to the API server together: less than the API server gives the webhook.
+/// Time limit of all requests to the API server together. It is shorter than the API server's timeout of the webhook.
 const WITHIN: Duration = Duration::from_secs(8);
-/// Maximum number of attempts at a reservation: two requests may take over an expired reservation at the same time.
+/// Maximum number of attempts to reserve a node, because two requests may take over an expired reservation at the same
+/// time.
 const TRIES: usize = 3;
-/// Code and reason of refusals, as the operators give them.
+/// Status code and reason of refusals, as in the operators.
 const CODE: u16 = 403;
 const REASON: &str = "Forbidden";
 
-/// Returns what would happen to a node of this name, one line for each item.
+/// Returns the preview of a drain of the node with this name, one line for each item.
 pub(crate) type Preview = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
 /// Reviews NodeMaintenances.
@@ -64,7 +65,7 @@ impl fmt::Debug for MaintenanceReview {
     }
 }
 
-/// The message of a refusal, for people.
+/// Human-readable message of a refusal.
 type RefusalMessage = String;
 
 impl MaintenanceReview {
@@ -122,7 +123,7 @@ impl MaintenanceReview {
         }
     }
 
-    /// Returns the warnings for a new maintenance, if it is admitted.
+    /// Returns the warnings for a new maintenance that is admitted.
     async fn created(
         &self,
         group: Group,
@@ -154,7 +155,7 @@ impl MaintenanceReview {
             return Ok(node);
         }
         let missing = || format!("invalid nodeName, no node with name {name} found");
-        // The API server has no path for such names.
+        // Names with these characters are not valid in a path of the API server.
         if name.is_empty() || name.contains(['/', '%', '?', '#']) {
             return Err(missing());
         }
@@ -168,8 +169,8 @@ impl MaintenanceReview {
         }
     }
 
-    /// Checks that the caches show no maintenance of a node. What they show is read from the API server, since they
-    /// may lag a moment behind.
+    /// Checks that a node has no maintenance in the caches. Cached maintenances are confirmed with the API server,
+    /// because the caches may be outdated.
     async fn none_shown(&self, node: &str) -> Result<(), RefusalMessage> {
         for (group, shown) in self.maintenances.of_node(node) {
             let api = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
@@ -199,7 +200,7 @@ impl MaintenanceReview {
                 Err(exists(node))
             }
             Ok(_) => Ok(()),
-            // The kind is not installed in this group.
+            // The kind is not installed in this API group.
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(unsure(&error)),
         }
@@ -234,7 +235,7 @@ impl MaintenanceReview {
         Err(exists(node))
     }
 
-    /// Deletes a reservation that is not needed; if that fails, it expires.
+    /// Deletes a reservation that is not needed. If that fails, the reservation expires.
     async fn give_up(&self, reserved: &Lease) {
         let parameters = deleting_version(reserved.uid(), reserved.resource_version());
         if let Err(error) = self.reservations.delete(&reserved.name_any(), &parameters).await {

@@ -6,9 +6,9 @@
 //!                                                                  └ not confirmed, or no response: allowed
 //! ```
 //!
-//! The common case needs no request. A cache may lag a moment behind, so that it proves neither that an instance is
-//! missing nor that a migration is still in flight: an objection is confirmed before it is reported. What slips
-//! through is handled by the controller, which also fails the younger one of two migrations that were created at the
+//! The common case needs no request. A cache may be outdated, so it proves neither that an instance is missing nor that
+//! a migration is still in flight. An objection is therefore confirmed before it is reported. The controller handles
+//! migrations that are admitted by mistake: it also fails the younger one of two migrations that were created at the
 //! same time.
 
 use std::{fmt::Debug, time::Duration};
@@ -26,10 +26,10 @@ use tracing::warn;
 
 use crate::{instances::Instances, migrations::Migrations, requests::api_of};
 
-/// Time limit of the confirmation: well within the time that an API server gives the webhook.
+/// Time limit of the confirmation. It is much shorter than the API server's timeout of the webhook.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
 
-/// Reviews migrations by the state of instances and of their migrations.
+/// Reviews migrations according to the state of their instances and of other migrations.
 #[derive(Clone)]
 pub(crate) struct ClusterState {
     client: Client,
@@ -38,7 +38,7 @@ pub(crate) struct ClusterState {
 }
 
 impl ClusterState {
-    /// Creates a review over these caches, and over the API server where they do not suffice.
+    /// Creates a review with these caches. The API server is read if they are not sufficient.
     pub(crate) fn new(client: Client, instances: Instances, migrations: Migrations) -> Self {
         Self {
             client,
@@ -47,7 +47,7 @@ impl ClusterState {
         }
     }
 
-    /// Returns what keeps this instance from being moved by a new migration, if that is certain.
+    /// Returns the reason why this instance cannot be moved by a new migration, if that is confirmed.
     pub(super) async fn review(&self, instance: &Key) -> Option<AdmissionRefusal> {
         match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
             Ok(Ok(refusal)) => refusal,

@@ -1,7 +1,7 @@
-//! Reviews deletions of parts of Drydock: none may be deleted while something needs it.
+//! Reviews deletions of Drydock's components. No component may be deleted while other objects need it.
 //!
-//! The verdict comes from the caches of the kinds, without a request. If a cache is not synced, or its watch has a
-//! problem, an empty cache proves nothing: the deletion is refused for the moment. A kind that the API server does
+//! The verdict is derived from the caches of the kinds, without a request. If a cache is not synced, or its watch has a
+//! problem, the deletion is refused temporarily, because the cache may lack objects. A kind that the API server does
 //! not serve has no objects.
 
 use drydock_api::{
@@ -21,9 +21,9 @@ use crate::{
     webhook_server::{Handlers, handlers::Handler},
 };
 
-/// Code and reason of a refusal because objects are left.
+/// Status code and reason of a refusal because of remaining objects.
 const IN_USE: (u16, &str) = (403, "Forbidden");
-/// Code and reason of a temporary refusal.
+/// Status code and reason of a temporary refusal.
 const UNKNOWN: (u16, &str) = (503, "ServiceUnavailable");
 
 /// Reviews deletions.
@@ -36,7 +36,7 @@ pub(crate) struct RemovalReview {
 }
 
 impl RemovalReview {
-    /// Creates a review over these caches.
+    /// Creates a review with these caches.
     pub(crate) fn new(
         machines: Cache<VirtualMachine>,
         instances: Instances,
@@ -91,7 +91,7 @@ impl RemovalReview {
         }
     }
 
-    /// Returns what still needs Drydock.
+    /// Returns the objects that still need Drydock.
     fn left(&self) -> Vec<RemainingObjects> {
         let [medik8s, kubevirt] =
             Group::ALL.map(|group| left(maintenance::KIND, self.maintenances.of_group(group).shown()));

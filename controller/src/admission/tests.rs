@@ -1,4 +1,4 @@
-//! Tests of the responses, as API servers read them.
+//! Tests of the responses in the form in which API servers read them.
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_core::admission::{VERSION, reserved::CONTROLLER};
@@ -61,7 +61,7 @@ async fn response_to(path: &str, question: AdmissionRequest<DynamicObject>) -> A
     response_with(path, question, api_server().0).await
 }
 
-/// Returns the response in a cluster with one instance, `vm`, and an API server for requests.
+/// Returns the response in a cluster with the instance `vm` and an API server for further requests.
 async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
     let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
     let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
@@ -89,17 +89,17 @@ async fn defaulting_patch_keeps_existing_fields() {
     assert_eq!(whole["spec"]["domain"]["ioThreadsPolicy"], "auto");
     assert_eq!(whole["spec"]["domain"]["devices"]["interfaces"][0]["name"], "default");
     assert_eq!(whole["metadata"], instance()["metadata"]);
-    // Nothing is missing now.
+    // No default is missing now.
     let again = response_to(path, review_request("CREATE", "somebody", &whole, &Value::Null)).await;
     assert!(again.allowed && again.patch.is_none());
-    // Applying the manifest again replaces lists, and changes nothing.
+    // Applying the manifest again replaces lists, and must not change their content.
     let mut applied = whole.clone();
     applied["spec"]["domain"]["devices"]["disks"] = instance()["spec"]["domain"]["devices"]["disks"].clone();
     let update = response_to(path, review_request("UPDATE", "somebody", &applied, &whole)).await;
     let patch: json_patch::Patch = serde_json::from_slice(&update.patch.unwrap()).unwrap();
     json_patch::patch(&mut applied, &patch).unwrap();
     assert_eq!(applied, whole);
-    // An object that cannot be read is left to validation.
+    // An object that cannot be read is admitted, because validation reports the error.
     let garbage = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {}, "spec": 7});
     let let_through = response_to(path, review_request("CREATE", "somebody", &garbage, &Value::Null)).await;
     assert!(let_through.allowed && let_through.patch.is_none());
@@ -172,7 +172,7 @@ async fn migration_is_admitted_if_migratable_and_user_authorized() {
         );
     }
 
-    // An update is not checked against the cluster.
+    // The review of an update does not depend on the cluster.
     let (mut old, mut new) = (migration("db"), migration("db"));
     old["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "db"});
     new["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "vm"});
@@ -216,7 +216,7 @@ async fn all_errors_are_in_one_refusal() {
         .iter()
         .map(|cause| (cause.reason.as_str(), format!("{}: {}", cause.field, cause.message)))
         .collect();
-    // As kubectl prints them.
+    // The causes in the form that kubectl prints.
     assert_eq!(
         causes_shown,
         [

@@ -1,4 +1,4 @@
-//! The certificates of a replica: its knowledge and decisions, without I/O.
+//! The certificates of a replica: its observed state and its decisions, without I/O.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,25 +20,25 @@ use super::{
 /// The data of a Secret.
 pub(super) type Data = BTreeMap<String, ByteString>;
 
-/// An action of the leader on the API server's objects.
+/// An action of the leader on objects in the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CertificateAction {
-    /// Write the Secret, if it is still as it was seen.
+    /// Write the Secret if it has not changed since it was observed.
     Write(Data),
-    /// Write this bundle to all places.
+    /// Write this bundle to all objects that hold bundles.
     Publish(Vec<u8>),
 }
 
-/// The next action, and when to reconcile again.
+/// The next action of the leader, and the time of the next reconcile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NextStep {
     /// The next action of the leader, if there is one.
     pub(super) action: Option<CertificateAction>,
-    /// When to reconcile again, even if nothing changes.
+    /// Time of the next reconcile, even if nothing changes.
     pub(super) wake: Option<Timestamp>,
 }
 
-/// The last observed state: bundles and Secret, as far as they are known.
+/// Last observed bundles and Secret, as far as they are known.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ObservedCertificates {
     bundles: Option<Vec<Vec<u8>>>,
@@ -52,12 +52,12 @@ pub(super) struct CertificateKeeper {
     names: Vec<String>,
     lifetimes: Lifetimes,
     seen: ObservedCertificates,
-    /// The bundles that webhooks trust; `None`: not known yet.
+    /// Bundles that API servers trust; `None` if they are not known yet.
     places: Option<Vec<PublishedBundle>>,
     trust: PublishedTrust,
-    /// The contents of the Secret; `None`: not known yet.
+    /// Contents of the Secret; `None` if they are not known yet.
     contents: Option<Contents>,
-    /// The problems that were last logged.
+    /// Problems that were logged last.
     logged_problems: Vec<(&'static str, Unusable)>,
     serving: Option<Arc<Servable>>,
     served: ServedCertificate,
@@ -65,8 +65,8 @@ pub(super) struct CertificateKeeper {
 }
 
 impl CertificateKeeper {
-    /// Creates a keeper that has not observed the Secret of this name yet. Its certificates are valid for all of these
-    /// DNS names.
+    /// Creates a keeper that has not observed the Secret with this name yet. Its certificates are valid for all of
+    /// these DNS names.
     pub(super) fn new(
         secret: &'static str,
         names: Vec<String>,
@@ -89,7 +89,7 @@ impl CertificateKeeper {
         }
     }
 
-    /// Lifetimes from now on.
+    /// Sets the lifetimes of new certificates.
     pub(super) fn configure(&mut self, lifetimes: Lifetimes) {
         if self.lifetimes != lifetimes {
             info!(?lifetimes, "lifetimes of webhook certificates");
@@ -97,13 +97,13 @@ impl CertificateKeeper {
         }
     }
 
-    /// Takes note of the bundles of all webhooks and of the Secret (`Some(None)`: there is none).
+    /// Records the bundles of all webhooks and the Secret; `Some(None)` means that the Secret does not exist.
     pub(super) fn observe(&mut self, now: Timestamp, bundles: Option<Vec<Vec<u8>>>, secret: Option<Option<&Data>>) {
         let seen = ObservedCertificates {
             bundles,
             secret: secret.map(Option::<&Data>::cloned),
         };
-        // Signatures are checked only when there is something new.
+        // Signatures are verified only if the observed state has changed.
         if self.seen != seen {
             self.read(&seen);
             self.seen = seen;
@@ -143,7 +143,7 @@ impl CertificateKeeper {
         self.contents = Some(contents);
     }
 
-    /// Serves the Secret's certificate, if it is better than the one in use. Returns when to reconcile again.
+    /// Serves the Secret's certificate if it is better than the one in use. Returns the time of the next reconcile.
     pub(super) fn serve(&mut self, now: Timestamp) -> Option<Timestamp> {
         let offered = self.contents.as_ref().and_then(|contents| contents.serving.clone());
         let current = self.serving.as_ref().map(|serving| &serving.facts);
@@ -189,7 +189,7 @@ impl CertificateKeeper {
         Ok(NextStep { action, wake })
     }
 
-    /// The Secret to be written.
+    /// Returns the data of the Secret to write.
     fn write(
         &self,
         now: Timestamp,
@@ -235,7 +235,7 @@ impl CertificateKeeper {
     }
 }
 
-/// Certificates as PEM.
+/// Returns certificates as PEM.
 fn pem(bundle: &[Id]) -> Vec<u8> {
     bundle.iter().flat_map(|id| made::pem(id.der()).into_bytes()).collect()
 }

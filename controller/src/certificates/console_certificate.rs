@@ -1,9 +1,9 @@
-//! The certificate of the web console in the cluster (`deploy/console`), whose pods have no right to make one.
+//! The certificate of the web console in the cluster (`deploy/console`), whose pods have no right to create one.
 //!
-//! The Secret is in the console's manifests, empty. If it exists, the leader fills it and renews its content; otherwise
-//! the console is not installed, and nothing is created. The pods mount the certificate and its key; the key of the
-//! authority is mounted nowhere. The authority is another than that of the webhooks, which agents and API servers
-//! trust.
+//! The console's manifests contain an empty Secret. If it exists, the leader writes the certificate into it and renews
+//! it. Otherwise the console is not installed, and nothing is created. The pods mount the certificate and its private
+//! key, but not the private key of the authority. The authority differs from that of the webhooks, which agents and API
+//! servers trust.
 
 use std::time::Duration;
 
@@ -22,14 +22,16 @@ use super::{
     secret_writes::write,
 };
 
-/// The Secret, in the controller's own namespace; its name is also in `deploy/console` and in the controller's role.
+/// Name of the Secret, in the controller's own namespace. It is also used in `deploy/console` and in the controller's
+/// role.
 const SECRET: &str = "drydock-console-certificate";
-/// The console's Service, in the same namespace.
+/// Name of the console's Service, in the same namespace.
 const SERVICE: &str = "drydock-console";
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Longer than those of the webhooks: people and proxies are given the authority's certificate by hand. Both are trusted for
-/// three months when another takes over.
+/// Lifetimes of the certificates. They are longer than those of the webhooks, because the authority's certificate is
+/// distributed manually to browsers and proxies. When an authority replaces another one, both are trusted for three
+/// months.
 const LIFETIMES: Lifetimes = Lifetimes {
     authority: Lifetime {
         duration: DAY.saturating_mul(365),
@@ -42,7 +44,7 @@ const LIFETIMES: Lifetimes = Lifetimes {
     settle: Duration::ZERO,
 };
 
-/// Keeps the console's certificate while this replica leads.
+/// Maintains the console's certificate while this replica leads.
 pub(crate) struct ConsoleCertificateTask {
     secrets: Api<Secret>,
     secret: Cache<Secret>,
@@ -54,7 +56,7 @@ pub(crate) struct ConsoleCertificateTask {
 }
 
 impl ConsoleCertificateTask {
-    /// Starts watching the Secret in `namespace`.
+    /// Starts the watch of the Secret in `namespace`.
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,
@@ -66,7 +68,7 @@ impl ConsoleCertificateTask {
         let secret = Watch::<Secret>::namespaced(client.clone(), namespace, "certificate of the console")
             .fields(format!("metadata.name={SECRET}"))
             .wakes(&changed);
-        // This replica serves it nowhere.
+        // This replica does not serve the certificate.
         let served = ServedCertificate::new(Readiness::new().handle(SECRET));
         Self {
             secrets: Api::namespaced(client, namespace),
@@ -105,7 +107,7 @@ impl Renewed for ConsoleCertificateTask {
         let Some(secret) = self.secret.get(&self.key) else {
             return Ok(None);
         };
-        // No API server and no agent trusts this authority, so another takes over at once.
+        // API servers and agents do not trust this authority, so a new authority can be used at once.
         self.keeper.observe(now, Some(Vec::new()), Some(secret.data.as_ref()));
         let next = self.keeper.next(now)?;
         if let Some(CertificateAction::Write(data)) = next.action
@@ -120,8 +122,8 @@ impl Renewed for ConsoleCertificateTask {
     }
 }
 
-/// The names under which the console is reached without a name of its own: those of its Service, and that of `kubectl
-/// port-forward`.
+/// Returns the DNS names of the console that are always valid: the names of its Service, and the name that
+/// `kubectl port-forward` uses.
 fn names(namespace: &str) -> Vec<String> {
     vec![
         format!("{SERVICE}.{namespace}.svc"),
@@ -149,7 +151,7 @@ mod tests {
         )
     }
 
-    /// Returns the content to write if the Secret holds this, and when to read it again.
+    /// Returns the content to write if the Secret has this content, and the time of the next reconcile.
     fn next(
         data: Option<&super::super::certificate_keeper::Data>,
         now: Timestamp,

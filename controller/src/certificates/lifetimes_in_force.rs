@@ -1,4 +1,4 @@
-//! Which lifetimes the cluster's administrators want.
+//! The configured lifetimes of certificates.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) fn in_force(
     namespaces: &[String],
     last_good: Option<&Configuration>,
 ) -> (Lifetimes, Option<Configuration>) {
-    // CPU models are the nodes' matter.
+    // The nodes validate CPU models, so no model is looked up.
     let resolution = resolve(sources(&[], objects, namespaces), |_| None, last_good);
     let lifetimes = Lifetimes::from(&resolution.configuration.certificates);
     let good = if resolution.refused() {

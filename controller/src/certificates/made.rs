@@ -1,4 +1,4 @@
-//! Makes certificates and their keys: ECDSA on P-256, which every TLS client has.
+//! Creates certificates and their keys. They use ECDSA on P-256, which every TLS client supports.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use rcgen::{
 use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 
-/// Prefix of the names of our authorities; the time at which they were made follows.
+/// Prefix of the names of Drydock's authorities. The time of their creation follows.
 pub(super) const AUTHORITY_NAME: &str = "drydock-webhooks@";
-/// Time before its creation from which a certificate is valid: clocks differ.
+/// Time before its creation from which a certificate is valid, because clocks differ.
 const BACKDATED: Duration = Duration::from_secs(3600);
 
-/// A certificate cannot be made.
+/// Error: a certificate cannot be created.
 #[derive(Debug, Error)]
 #[error("could not make {what}")]
 pub(crate) struct MakeError {
@@ -25,14 +25,14 @@ pub(crate) struct MakeError {
     source: rcgen::Error,
 }
 
-/// A certificate and its key, as the Secret holds them.
+/// A certificate and its key as PEM, as the Secret contains them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Made {
     pub(super) certificate: String,
     pub(super) key: String,
 }
 
-/// Makes an authority.
+/// Creates an authority.
 pub(super) fn authority(now: Timestamp, until: Timestamp) -> Result<(Authority, Made), MakeError> {
     let failed = |source| MakeError {
         what: "a certificate authority",
@@ -56,7 +56,7 @@ pub(super) fn authority(now: Timestamp, until: Timestamp) -> Result<(Authority, 
     Ok((authority, made))
 }
 
-/// Makes a certificate to serve under these names, signed by an authority with this key.
+/// Creates a certificate to serve under these names. An authority with this key signs it.
 pub(super) fn serving(
     now: Timestamp,
     until: Timestamp,
@@ -78,7 +78,7 @@ pub(super) fn serving(
     parameters.distinguished_name = name(names.first().map_or("drydock-webhooks", String::as_str));
     parameters.use_authority_key_identifier_extension = true;
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    // Agents accept controllers as clients by it.
+    // Agents authenticate controllers as clients with this certificate.
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let key = KeyPair::generate().map_err(failed)?;
     let certificate = parameters.signed_by(&key, &issuer).map_err(failed)?;
@@ -98,7 +98,7 @@ fn parameters(now: Timestamp, until: Timestamp) -> CertificateParams {
     parameters
 }
 
-/// From when a certificate made now is valid, a whole second.
+/// Returns the time from which a certificate created now is valid, in whole seconds.
 fn begin(now: Timestamp) -> Timestamp {
     let begin = now.checked_sub(BACKDATED).unwrap_or(Timestamp::UNIX_EPOCH);
     Timestamp::from_second(begin.as_second()).unwrap_or(begin)
@@ -110,7 +110,7 @@ fn name(common: &str) -> DistinguishedName {
     name
 }
 
-/// A certificate as PEM.
+/// Returns a certificate as PEM.
 pub(super) fn pem(der: &[u8]) -> String {
     let lines = EncodeConfig::new().set_line_ending(LineEnding::LF);
     pem::encode_config(&Pem::new("CERTIFICATE", der), lines)

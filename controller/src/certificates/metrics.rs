@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// Which certificate was made.
+/// Kind of a created certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CertificateKind {
     Authority,
@@ -25,9 +25,9 @@ struct MadeLabels {
 /// Metrics of certificates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CertificateMetrics {
-    /// Until when the served certificate is valid, in seconds since 1970.
+    /// Time until which the served certificate is valid, in seconds since 1970.
     pub(super) until: Gauge<i64, AtomicI64>,
-    /// Writes that failed.
+    /// Number of failed writes.
     pub(super) failures: Counter,
     made: Family<MadeLabels, Counter>,
 }

@@ -1,4 +1,4 @@
-//! The contents of certificates, keys and bundles, as far as they can be used. None of this input is trusted.
+//! Reads certificates, keys and bundles, as far as they are usable. None of this input is trusted.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,20 +15,20 @@ use x509_parser::{certificate::X509Certificate, extensions::GeneralName, parse_x
 
 use super::{BUNDLE, CERTIFICATE, KEY, SIGNER_KEY, made::AUTHORITY_NAME};
 
-/// The reason why something in the Secret cannot be used.
+/// Reason why a part of the Secret is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unusable {
-    /// There is nothing under one of the keys.
+    /// The Secret does not have the key.
     Missing,
-    /// It is no PEM, or no certificate, or no key.
+    /// The value is not PEM, or contains no valid certificate or private key.
     Unreadable,
-    /// The key does not belong to the certificate.
+    /// The private key does not belong to the certificate.
     KeyOfAnotherCertificate,
-    /// The certificate is of no known authority of ours.
+    /// No known authority of Drydock has signed the certificate.
     UnknownAuthority,
     /// The certificate is for other names.
     OtherNames,
-    /// The certificate is for servers alone, as earlier versions made it.
+    /// The certificate is valid for servers only, as in earlier versions.
     OtherUse,
 }
 
@@ -45,7 +45,7 @@ impl Unusable {
         }
     }
 
-    /// Returns the reason for people.
+    /// Returns the human-readable reason.
     pub(crate) fn sentence(self) -> &'static str {
         match self {
             Self::Missing => "a key of the Secret is missing",
@@ -61,31 +61,31 @@ impl Unusable {
 /// A certificate with its key, ready to be served.
 #[derive(Debug)]
 pub(crate) struct Servable {
-    /// Its contents.
+    /// Properties of the certificate.
     pub(super) facts: Serving,
-    /// As the Secret holds it.
+    /// Certificate as in the Secret.
     pub(super) certificate: Vec<u8>,
-    /// Its key, as the Secret holds it.
+    /// Private key of the certificate, as in the Secret.
     pub(super) key: Vec<u8>,
-    /// Both for TLS.
+    /// Certificate and private key for TLS.
     pub(super) certified: Arc<CertifiedKey>,
 }
 
 /// The contents of a Secret.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
-    /// Its usable content.
+    /// Usable certificates.
     pub(super) held: HeldCertificates,
-    /// The key of the signer.
+    /// Private key of the signing authority.
     pub(super) signer_key: Option<String>,
-    /// The certificate to serve.
+    /// Certificate to serve.
     pub(super) serving: Option<Arc<Servable>>,
-    /// Its unusable parts, each with the reason.
+    /// Parts that are not usable, each with the reason.
     pub(super) unusable: Vec<(&'static str, Unusable)>,
 }
 
-/// Reads a Secret; `None`: there is none. The certificate in it may be signed by an authority of
-/// the Secret or by one of `others`.
+/// Reads a Secret; `None` means that it does not exist. Its certificate may be signed by an authority of the Secret or
+/// by one of `others`.
 pub(super) fn secret<'a>(
     data: Option<&BTreeMap<String, ByteString>>,
     names: &[String],
@@ -113,7 +113,7 @@ pub(super) fn secret<'a>(
     contents
 }
 
-/// The authorities of ours in a bundle, and whether anything else is in it.
+/// Returns Drydock's authorities in a bundle, and whether the bundle has other content.
 pub(super) fn bundle(pem: &[u8]) -> (Vec<Authority>, bool) {
     let mut authorities: Vec<Authority> = Vec::new();
     let mut has_foreign = false;
@@ -141,7 +141,7 @@ fn authority(der: &CertificateDer<'_>) -> Option<Authority> {
     })
 }
 
-/// The first authority of a bundle, if this is its key.
+/// Returns the first authority of a bundle with its private key, if the key belongs to it.
 fn signer(bundle: Option<&[u8]>, key: Option<&[u8]>) -> Result<(Authority, String), Unusable> {
     let (bundle, key) = bundle.zip(key).ok_or(Unusable::Missing)?;
     let first = CertificateDer::from_pem_slice(bundle).map_err(|_| Unusable::Unreadable)?;
@@ -204,7 +204,7 @@ fn servable(
     })
 }
 
-/// A certificate without anything after it.
+/// Parses a certificate that has no data after it.
 fn whole<'a>(der: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
     let (rest, certificate) = parse_x509_certificate(der).ok()?;
     rest.is_empty().then_some(certificate)

@@ -1,6 +1,7 @@
-//! The loop that keeps certificates: it evaluates them on each replica, and renews them on the leader.
+//! The loop that maintains certificates: it evaluates them on every replica, and renews them on the leader.
 //!
-//! It differs from [`triggered`](crate::reconciler::triggered) in that a standby has to serve a renewed certificate, too.
+//! The loop differs from [`triggered`](crate::reconciler::triggered), since a standby also has to serve a renewed
+//! certificate.
 
 use std::{future::Future, time::Duration};
 
@@ -15,7 +16,7 @@ use tracing::{debug, warn};
 use super::made::MakeError;
 use crate::reconciler::{CONFLICT_DELAY, triggered::measured};
 
-/// Why a step of the leader failed.
+/// Reason why a step of the leader failed.
 #[derive(Debug, Error)]
 pub(super) enum RenewalError {
     #[error(transparent)]
@@ -25,29 +26,29 @@ pub(super) enum RenewalError {
 }
 
 impl RenewalError {
-    /// Returns whether another writer was faster; the watch shows its change.
+    /// Returns whether another writer was faster. The watch shows the change of that writer.
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Write { source: kube::Error::Api(status), .. } if status.code == 409)
     }
 }
 
-/// Certificates that are kept.
+/// Certificates that the loop maintains.
 pub(super) trait Renewed: Send {
-    /// Their name in spans and metrics.
+    /// Name of the certificates in spans and metrics.
     const NAME: &'static str;
     /// First and maximum pause after an error.
     const RETRY: (Duration, Duration);
-    /// The log message of an error.
+    /// Log message of an error.
     const FAILURE: &'static str;
 
-    /// Reads the caches on any replica. Returns when to reconcile again.
+    /// Evaluates the caches on any replica. Returns the time of the next reconcile.
     fn evaluate(&mut self, now: Timestamp) -> Option<Timestamp> {
         let _ = now;
         None
     }
 
-    /// Takes the next step, if there is one and this replica `leads`. Returns when to reconcile again; the watch shows
-    /// the written objects.
+    /// Takes the next step, if there is one and this replica `leads`. Returns the time of the next reconcile. The watch
+    /// shows the written objects.
     fn lead(
         &mut self,
         now: Timestamp,
@@ -58,7 +59,7 @@ pub(super) trait Renewed: Send {
     fn count_failure(&self) {}
 }
 
-/// Reconciles at every change, when that is due, and when a term begins or ends, until `stopping`.
+/// Reconciles until `stopping`: after each change, when a reconcile is due, and when a term begins or ends.
 pub(super) async fn keep_renewing<R: Renewed>(
     mut certificates: R,
     changed: Trigger,
@@ -101,8 +102,8 @@ pub(super) async fn keep_renewing<R: Renewed>(
     }
 }
 
-/// Takes the leader's step during `term`. After a conflict, the watch shows the change of the other writer, unless it is
-/// interrupted.
+/// Takes the leader's step during `term`. After a conflict, waits for the watch to show the change of the other writer,
+/// unless the watch is interrupted.
 async fn reconcile<R: Renewed>(
     certificates: &mut R,
     now: Timestamp,
@@ -111,7 +112,7 @@ async fn reconcile<R: Renewed>(
     let Some(term) = term else {
         return Ok(None);
     };
-    // A step may take several writes, of which none may follow the end of the term.
+    // A step may have several writes. None of them may be sent after the end of the term.
     let Some(led) = term.run(certificates.lead(now, || term.is_valid())).await else {
         return Ok(None);
     };

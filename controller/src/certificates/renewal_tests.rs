@@ -1,8 +1,8 @@
-//! Replicas and API servers in one process, without a cluster: real TLS, real reviews, made-up time.
+//! Replicas and API servers in one process, without a cluster. TLS and reviews are real, time is simulated.
 //!
-//! Simulated API servers send requests to each replica repeatedly, on new connections and on old ones. They trust
-//! exactly the bundle that was published some moments ago, and their clocks are wrong. Time advances only after each
-//! of them has received its responses, so the test does not depend on its speed.
+//! Simulated API servers send requests to each replica repeatedly, on new and on existing connections. They trust
+//! exactly the bundle that was published some moments ago, and their clocks are wrong. Time advances only after each of
+//! them has received its responses, so the test does not depend on its speed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,14 +40,14 @@ use crate::webhook_server::{
 
 const NAME: &str = "drydock-webhooks.drydock.svc";
 const PATH: &str = "/validate/virtualmachines";
-/// A quarter of the time that API servers are given here.
+/// Length of a moment: a quarter of the time that API servers have in these tests to read a published bundle.
 const TICK: SignedDuration = SignedDuration::from_millis(400);
 
 async fn allow(request: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     AdmissionResponse::from(&request)
 }
 
-/// Authorities of 20 seconds, renewed after 10; certificates of 10, renewed after 5.
+/// Returns the lifetimes: 20 s for authorities, renewed after 10 s, and 10 s for certificates, renewed after 5 s.
 fn lifetimes() -> Lifetimes {
     let lifetime = |seconds| Lifetime {
         duration: Duration::from_secs(seconds),
@@ -59,11 +59,11 @@ fn lifetimes() -> Lifetimes {
     })
 }
 
-/// The objects that API servers have.
+/// State that API servers serve.
 #[derive(Debug)]
 struct ServedObjects {
     now: Timestamp,
-    /// Published bundles, the newest last, one for each moment.
+    /// Published bundles, one for each moment, the newest last.
     bundles: Vec<Vec<u8>>,
     endpoints: BTreeMap<usize, SocketAddr>,
 }
@@ -151,11 +151,11 @@ impl Replica {
     }
 }
 
-/// The API server's objects and who works on them.
+/// The objects of the API server, and the replicas that reconcile them.
 struct RenewalWorld {
     now: Timestamp,
     secret: Option<Data>,
-    /// The bundles of two webhooks.
+    /// Bundles of two webhooks.
     places: [Vec<u8>; 2],
     replicas: Vec<Replica>,
     leader: usize,
@@ -193,7 +193,7 @@ impl RenewalWorld {
         world
     }
 
-    /// Starts the requests; an error ends the process of the API servers.
+    /// Starts the requests. An error ends the process of the API servers.
     fn start_queries(&mut self, seen: &Arc<Mutex<BTreeSet<Vec<u8>>>>) {
         for (lag, skew) in [(0, 1), (2, -1)] {
             let (rounds, receiver) = watch::channel(0);
@@ -215,7 +215,8 @@ impl RenewalWorld {
         }
     }
 
-    /// All replicas observe, the leader takes at most `steps` steps, and after each all replicas observe again.
+    /// Lets all replicas observe and the leader take at most `steps` steps. After each step, all replicas observe
+    /// again.
     fn work(&mut self, steps: usize) {
         self.observe();
         for _ in 0..steps {
@@ -243,7 +244,7 @@ impl RenewalWorld {
         }
     }
 
-    /// Shows the API servers the current state: the ready replicas and the published bundle.
+    /// Publishes the current state to the API servers: the ready replicas and the bundle.
     fn publish(&self) {
         let mut known = self.known.lock();
         known.now = self.now;
@@ -265,7 +266,7 @@ impl RenewalWorld {
         }
     }
 
-    /// Ends a replica, after its endpoint has gone, and starts another in its place.
+    /// Stops a replica after its endpoint has been removed, and starts another one instead.
     async fn restart(&mut self, index: usize) {
         self.known.lock().endpoints.remove(&index);
         self.wait_for_rounds().await;
@@ -311,7 +312,7 @@ async fn client_is_never_refused_through_fifty_renewals() {
         match tick % 97 {
             13 => world.restart(1 - world.leader).await,
             29 => world.leader = 1 - world.leader,
-            // The leader itself, which has just lost all it knew.
+            // The leader itself restarts, and loses its state.
             41 => world.restart(world.leader).await,
             53 => world.secret = None,
             67 => copy = world.secret.clone(),
@@ -319,7 +320,7 @@ async fn client_is_never_refused_through_fifty_renewals() {
             91 => world.secret = copy.clone(),
             _ => {}
         }
-        // Now and then it ends between two steps.
+        // Sometimes the leader is interrupted between two steps.
         world.work(if tick % 7 == 0 { 1 } else { 9 });
         world.publish();
         world.wait_for_rounds().await;
@@ -342,7 +343,7 @@ async fn client_is_never_refused_through_fifty_renewals() {
 async fn certificate_served_before_the_bundle_is_refused() {
     let mut world = RenewalWorld::new().await;
     let before = world.places[0].clone();
-    // As if everything were replaced without stages.
+    // All certificates are replaced at once, without the usual stages.
     world.secret = None;
     world.places = [Vec::new(), Vec::new()];
     world.replicas = vec![Replica::start().await, Replica::start().await];

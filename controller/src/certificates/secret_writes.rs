@@ -6,8 +6,8 @@ use kube::{Api, api::ObjectMeta};
 use super::certificate_keeper::Data;
 use crate::requests::writing;
 
-/// Writes the Secret of this name, if it is unchanged since it was `seen`: creates it if it did not exist, otherwise
-/// replaces it. The API server refuses (409) if it has changed since.
+/// Writes the Secret with this name if it has not changed since it was `seen`. Creates the Secret if it did not exist,
+/// otherwise replaces it. The API server refuses the request (409) if the Secret has changed.
 pub(super) async fn write(api: &Api<Secret>, name: &str, seen: Option<&Secret>, data: Data) -> kube::Result<()> {
     let parameters = writing();
     match seen {
@@ -18,8 +18,8 @@ pub(super) async fn write(api: &Api<Secret>, name: &str, seen: Option<&Secret>, 
                     ..ObjectMeta::default()
                 },
                 data: Some(data),
-                // Not kubernetes.io/tls: the API server refuses Secrets of that type without both of its keys, and the
-                // type of a Secret cannot be changed.
+                // The type is not `kubernetes.io/tls`, because the API server refuses Secrets of that type without both
+                // of its keys, and the type of a Secret cannot be changed.
                 type_: Some("Opaque".into()),
                 ..Secret::default()
             };

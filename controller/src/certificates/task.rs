@@ -1,4 +1,4 @@
-//! Watches what certificates depend on, serves them, and renews them while this replica leads.
+//! Watches the inputs of certificates, serves the certificates, and renews them while this replica leads.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -22,16 +22,16 @@ use super::{
     trust_anchors::{TrustAnchors, bundle_of, publish, publish_to_api_services},
 };
 
-/// The namespaces that the task uses.
+/// Namespaces that the task uses.
 #[derive(Clone, Debug)]
 pub(crate) struct TaskNamespaces {
-    /// The controller's own namespace.
+    /// Namespace of the controller.
     pub(crate) namespace: String,
-    /// Those that may hold the configuration, the first one first.
+    /// Namespaces that may contain the configuration. The first one has precedence.
     pub(crate) configuration_namespaces: Vec<String>,
 }
 
-/// Keeps the certificates of this replica, and those of all while it leads.
+/// Maintains the certificate that this replica serves. While it leads, also renews the certificates of all replicas.
 pub(crate) struct CertificatesTask {
     client: Client,
     secrets: Api<Secret>,
@@ -105,10 +105,10 @@ impl CertificatesTask {
         }
     }
 
-    /// Reconciles at every change until the process stops.
+    /// Reconciles after each change until the process stops.
     pub(crate) async fn run(self, metrics: WorkQueueMetrics) {
         let stopping = self.process.stopping();
-        // Lifetimes that are not known yet would be corrected by needless certificates.
+        // Without known lifetimes, certificates could be created that have to be replaced again.
         if stopping
             .run_until_cancelled(self.hyperconvergeds.wait_until_synced())
             .await
@@ -120,7 +120,8 @@ impl CertificatesTask {
         keep_renewing(self, changed, leadership, stopping, metrics.of_reconciler(Self::NAME)).await;
     }
 
-    /// The validating configurations: that of the manifests and that of the controller's own protection.
+    /// Returns the validating webhook configurations: the configuration of the manifests, and the
+    /// configuration that protects the controller.
     fn all_validating(&self) -> Vec<Arc<ValidatingWebhookConfiguration>> {
         let mut all = self.validating.all();
         all.extend(self.removal.all());

@@ -1,4 +1,5 @@
-//! Where API servers read which authorities they trust: the bundles of our webhooks and of our part of the API.
+//! The objects from which API servers read the trusted authorities: bundles of Drydock's webhooks and of its
+//! APIServices.
 
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use k8s_openapi::{
@@ -13,20 +14,20 @@ use serde_json::{Value, json};
 use super::SERVICE;
 use crate::requests::patching;
 
-/// A kind whose objects hold bundles.
+/// A kind of objects that contain bundles.
 pub(super) trait TrustAnchors: ResourceExt {
-    /// Its webhooks: the name and how to reach each.
+    /// Returns the webhooks of the object, each with its name and client configuration.
     fn webhooks(&self) -> Vec<(&str, &WebhookClientConfig)>;
 
-    /// The bundles of those webhooks that are ours in `namespace`.
+    /// Returns the bundles of the webhooks that belong to Drydock in `namespace`.
     fn bundles(&self, namespace: &str) -> Vec<Vec<u8>> {
         ours(self.webhooks(), namespace)
             .map(|(_, client)| client.ca_bundle.clone().unwrap_or_default().0)
             .collect()
     }
 
-    /// Returns the patch that replaces the bundle; `None` if the object has no place for one. It requires the observed
-    /// version: on a later one it is refused instead of restoring removed fields.
+    /// Returns the patch that replaces the bundle. Returns `None` if no webhook has to be changed. The patch requires
+    /// the observed version, so that it does not restore webhooks that have been removed since.
     fn patch(&self, namespace: &str, bundle: &[u8]) -> Option<Value> {
         let differs = |client: &WebhookClientConfig| client.ca_bundle.as_ref().is_none_or(|held| held.0 != bundle);
         let webhooks: Vec<Value> = ours(self.webhooks(), namespace)
@@ -66,10 +67,10 @@ impl TrustAnchors for ValidatingWebhookConfiguration {
     }
 }
 
-/// Puts a bundle into all of our webhooks of these objects that have another.
+/// Writes a bundle into all of Drydock's webhooks in these objects that have another one.
 ///
-/// A strategic merge patch of the named webhooks alone keeps all that `kubectl apply` wrote. Since manifests do not name
-/// the field, the bundle stays when they are applied again.
+/// A strategic merge patch of the named webhooks keeps all fields that `kubectl apply` wrote. Manifests do not contain
+/// the field, so the bundle stays when they are applied again.
 ///
 /// # Errors
 /// The first error of a request to the API server, after the other objects were patched.
@@ -96,13 +97,14 @@ where
     result
 }
 
-/// The bundle of an APIService, empty where it has none; `None` if the service is not ours in `namespace`.
+/// Returns the bundle of an APIService, which may be empty. Returns `None` if the APIService does not belong to Drydock
+/// in `namespace`.
 pub(super) fn bundle_of(object: &APIService, namespace: &str) -> Option<Vec<u8>> {
     let bundle = object.spec.as_ref()?.ca_bundle.clone().unwrap_or_default();
     is_served_by(object, namespace).then_some(bundle.0)
 }
 
-/// Whether the controllers of `namespace` serve this API.
+/// Returns whether the controllers of `namespace` serve this API.
 pub(crate) fn is_served_by(object: &APIService, namespace: &str) -> bool {
     let service = object.spec.as_ref().and_then(|spec| spec.service.as_ref());
     service.is_some_and(|service| {
@@ -110,9 +112,9 @@ pub(crate) fn is_served_by(object: &APIService, namespace: &str) -> bool {
     })
 }
 
-/// Puts a bundle into our APIServices among these that have another.
+/// Writes a bundle into those of Drydock's APIServices that have another one.
 ///
-/// A merge patch of the one field, as for webhooks: what `kubectl apply` wrote stays as it is.
+/// A merge patch of this field keeps all fields that `kubectl apply` wrote.
 ///
 /// # Errors
 /// The first error of a request to the API server, after the other objects were patched.

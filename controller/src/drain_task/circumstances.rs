@@ -1,4 +1,4 @@
-//! The circumstances that determine a guest's next migration, evaluated again when one of them has changed.
+//! Circumstances that determine a guest's next migration. They are evaluated again when one of them has changed.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -10,16 +10,16 @@ use parking_lot::Mutex;
 
 use crate::{launchers::Launchers, nodes::NodePair};
 
-/// Digests of the circumstances, by guest.
+/// Digests of the circumstances for each guest.
 #[derive(Debug, Default)]
 pub(super) struct CircumstanceDigests(Mutex<CachedDigests>);
 
-/// Digests, and the state they were computed from.
+/// Cached digests, and the state that they were computed from.
 #[derive(Debug, Default)]
 struct CachedDigests {
     nodes: Option<Arc<Vec<NodePair>>>,
     configuration: Option<Arc<Configuration>>,
-    /// Resource version of the instance, and digest.
+    /// Resource version and digest of each instance.
     of: HashMap<Key, (Option<String>, String)>,
 }
 

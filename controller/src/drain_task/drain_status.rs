@@ -1,4 +1,4 @@
-//! Writes the reports on nodes that are being drained, when they have changed.
+//! Writes the reports on nodes that are being drained, if the reports have changed.
 
 use drydock_api::{
     Hypervisor,
@@ -24,7 +24,7 @@ use super::metrics::DrainMetrics;
 
 /// Field manager of drain reports.
 const FIELD_MANAGER: &str = "drydock-drain";
-/// Field manager of previews: server-side apply removes fields that their manager no longer applies.
+/// Field manager of previews. Server-side apply removes fields that their manager no longer applies.
 const PREVIEW_MANAGER: &str = "drydock-drain-preview";
 
 /// Writes reports.
@@ -53,7 +53,7 @@ impl Reports {
             .any(|condition| condition.status != ConditionStatus::False.as_str())
     }
 
-    /// Writes the drain status of a node, if it has changed. Returns the stored object.
+    /// Writes the drain status of a node if it has changed. Returns the stored object.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -77,7 +77,7 @@ impl Reports {
         Ok(stored)
     }
 
-    /// Writes the drain preview of a node, if it has changed; `None` removes it. Returns the stored object.
+    /// Writes the drain preview of a node if it has changed; `None` removes it. Returns the stored object.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -155,8 +155,8 @@ impl Reports {
         Ok(stored)
     }
 
-    /// Publishes an event when a node has become empty. There is none for the start: the requester knows of it, and
-    /// others see the condition and the events of each guest.
+    /// Publishes an event when a node has become empty. The start of a drain has no event, because the requester knows
+    /// about it, and others see the condition and the events of each guest.
     fn announce(&self, node: &Node, before: &[NodeCondition], after: &[NodeCondition]) {
         let drained = |conditions: &[NodeCondition]| {
             let found = conditions.iter().find(|condition| condition.type_ == DRAINED);
@@ -188,7 +188,7 @@ fn unless_replaced<K>(stored: kube::Result<K>) -> kube::Result<Option<K>> {
     }
 }
 
-/// Returns the conditions of a Node that are written here.
+/// Returns the conditions of a Node that this module writes.
 fn own(node: &Node) -> Vec<NodeCondition> {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut own: Vec<NodeCondition> = conditions
@@ -201,8 +201,8 @@ fn own(node: &Node) -> Vec<NodeCondition> {
     own
 }
 
-/// Returns whether a change is only that a drain has begun, which the Node does not report yet. That it is not safe to
-/// power the node off any more is reported at once.
+/// Returns whether a change only reports the start of a drain, which the Node does not report yet. A node that is no
+/// longer safe to power off is reported at once.
 fn is_early(before: &[NodeCondition], report: &DrainReport, now: Timestamp) -> bool {
     let was = |type_| {
         before
@@ -213,7 +213,7 @@ fn is_early(before: &[NodeCondition], report: &DrainReport, now: Timestamp) -> b
     begins && was(DRAINED) == (report.drained.status() == ConditionStatus::True)
 }
 
-/// Returns the desired conditions. Their transition time changes only with their status.
+/// Returns the desired conditions. The transition time of a condition changes only with its status.
 fn wanted(before: &[NodeCondition], report: &DrainReport, now: Timestamp) -> Vec<NodeCondition> {
     let condition = |type_: &str, status: ConditionStatus, reason: &str, message: &str| {
         let since = before

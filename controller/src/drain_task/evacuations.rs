@@ -1,4 +1,4 @@
-//! The migrations that drains create.
+//! Creates the migrations of drains.
 
 use std::collections::BTreeMap;
 
@@ -15,32 +15,32 @@ use drydock_runtime::Key;
 use kube::{Api, ResourceExt, api::PostParams};
 use tracing::warn;
 
-/// The inputs of a migration off a node.
+/// Inputs of a migration away from a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EvacuationMigration<'a> {
-    /// The instance, with its evacuation request.
+    /// Instance with its evacuation request.
     pub(super) instance: &'a VirtualMachineInstance,
-    /// The node to leave.
+    /// Node to leave.
     pub(super) node: &'a str,
-    /// Its place in the queue.
+    /// Priority of the migration in the queue.
     pub(super) priority: MigrationPriority,
-    /// Its place in the plan.
+    /// Position of the migration in the plan.
     pub(super) order: usize,
-    /// Digest of the circumstances that determine its outcome.
+    /// Digest of the circumstances that determine the outcome of the migration.
     pub(super) circumstances: &'a str,
 }
 
-/// The result of creating a migration.
+/// Result of creating a migration.
 #[derive(Clone, Debug)]
 pub(super) enum CreationOutcome {
-    /// It was created.
+    /// The migration was created.
     Made(VirtualMachineInstanceMigration),
-    /// It had been created before; `None` if it was deleted since.
+    /// The migration had been created before; `None` if it has been deleted since.
     WasMade(Option<VirtualMachineInstanceMigration>),
 }
 
 impl EvacuationMigration<'_> {
-    /// Creates the migration, unless there is one for this attempt already.
+    /// Creates the migration unless this attempt already has one.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -54,7 +54,8 @@ impl EvacuationMigration<'_> {
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(error) => return Err(error),
             }
-            // Either created before and not yet shown by the watch, or of another instance that got the same name.
+            // The migration was created before and the watch has not shown it yet, or another instance's migration has
+            // the same name.
             match api.get_opt(&name).await? {
                 Some(other) if other.spec.vmi_name != migration.spec.vmi_name => {
                     warn!(
@@ -70,7 +71,7 @@ impl EvacuationMigration<'_> {
         }
     }
 
-    /// Builds the migration. `take` counts the names that migrations of other instances already have.
+    /// Builds the migration. `take` is the number of names that are taken by migrations of other instances.
     fn migration(self, take: u32) -> VirtualMachineInstanceMigration {
         let mut migration = VirtualMachineInstanceMigration::new(
             &migration_name(self.instance, evacuation_request::evacuation(self.instance), take),

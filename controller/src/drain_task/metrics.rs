@@ -3,7 +3,7 @@
 //! ```text
 //!  Hypervisor.status.drain ─┐
 //!  NodeMaintenance.status ──┴─▶ at each scrape: guests and pods left now, by node
-//!  a report that is written ──▶ histogram: how long a drain took
+//!  a report that is written ──▶ histogram: duration of a drain
 //! ```
 //!
 //! The remaining guests are read from the caches at each scrape, so that a node is exported exactly while it is being
@@ -53,16 +53,16 @@ struct DrainGauges {
 struct RemainingPods {
     guests: i64,
     blocked: BTreeMap<String, i64>,
-    /// Seconds since the epoch.
+    /// Estimated end of the drain in seconds since 1970.
     estimated_end: Option<i64>,
 }
 
 /// The gauges of one scrape.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Gauges {
-    /// By node.
+    /// Remaining guests of each node that is being drained.
     drains: BTreeMap<String, RemainingPods>,
-    /// Pods that have not left, by node in maintenance.
+    /// Number of pods that have not left, for each node in maintenance.
     pods: BTreeMap<String, i64>,
 }
 
@@ -82,7 +82,7 @@ impl DrainMetrics {
     }
 
     /// Exports gauges from these sources while this process leads. Every replica knows the values, but sums over
-    /// replicas have to be right.
+    /// replicas have to be correct.
     pub(crate) fn watch(&self, hypervisors: Cache<Hypervisor>, maintenances: Maintenances, leadership: Leadership) {
         self.gauges.set(DrainGauges {
             hypervisors,
@@ -99,7 +99,7 @@ impl DrainMetrics {
     }
 }
 
-/// Returns how many seconds a drain took, if this change of the report is its end.
+/// Returns the duration of a drain in seconds if this change of the report is its end.
 #[expect(clippy::cast_precision_loss, reason = "a drain lasts fewer than 2^52 seconds")]
 fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f64> {
     let (before, after) = (before?, after?);
@@ -143,7 +143,7 @@ fn gauges(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Gauge
 
 /// Returns the remaining guests of a node; `None` if its drain is over.
 fn left(drain: &DrainStatus) -> Option<RemainingPods> {
-    // A cordon alone drains nothing.
+    // A cordon alone is not a drain.
     if drain.finished_at.is_some() || drain.requested_by.is_empty() {
         return None;
     }

@@ -16,22 +16,24 @@ use parking_lot::Mutex;
 
 use crate::{launchers::Launchers, nodes::NodePair, reserved_nodes::PlannedNode};
 
-/// Minimum validity of the outlooks while each guest has one.
+/// Minimum validity of the outlooks if every guest has one.
 const MIN_INTERVAL: Duration = Duration::from_secs(2);
-/// Validity of an outlook as a multiple of its evaluation time: a large cluster is not evaluated with each change.
+/// Validity of the outlooks as a multiple of their evaluation time, so that a large cluster is not evaluated at each
+/// change.
 const TIMES: u32 = 20;
-/// The same multiple if a guest has no outlook yet.
+/// Validity of the outlooks as a multiple of their evaluation time, if a guest has no outlook yet.
 const TIMES_FOR_NEW: u32 = 4;
-/// When guests without a place are evaluated again even if nothing has changed: a pod may have left a node.
+/// Interval at which guests without a target node are evaluated again even without a change, because a pod may have
+/// left a node.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// The outlooks of the guests that leave, evaluated at intervals.
+/// Outlooks of the guests that leave. They are evaluated at intervals.
 #[derive(Debug, Default)]
 pub(super) struct Outlooks(Mutex<CachedOutlooks>);
 
 #[derive(Debug, Default)]
 struct CachedOutlooks {
-    /// By guest that leaves.
+    /// Outlook of each guest that leaves.
     of: HashMap<Key, DepartureOutlook>,
     /// Time and duration of the last evaluation.
     evaluated: Option<(Instant, Duration)>,
@@ -40,14 +42,14 @@ struct CachedOutlooks {
 /// The result of evaluating the outlooks of the guests that leave.
 #[derive(Debug, Default)]
 pub(super) struct EvaluatedOutlooks {
-    /// When to evaluate them again even if nothing changes.
+    /// Time of the next evaluation, even if nothing changes.
     pub(super) again: Option<jiff::Timestamp>,
     /// The nodes to which the guests are expected to move, if that was evaluated.
     pub(super) planned: Option<Vec<PlannedNode>>,
 }
 
 impl Outlooks {
-    /// Sets the outlook of each guest that leaves, and evaluates them if that is due.
+    /// Sets the outlook of each guest that leaves. The outlooks are evaluated if that is due.
     pub(super) fn apply(&self, launchers: &Launchers, nodes: &mut [DrainingNode<'_>]) -> EvaluatedOutlooks {
         let leaving = || {
             let guests = nodes
@@ -100,7 +102,7 @@ impl CachedOutlooks {
     }
 }
 
-/// A guest that competes for room with others.
+/// A guest that competes with others for room on nodes.
 pub(super) struct Competitor<'a> {
     instance: &'a VirtualMachineInstance,
     pods: Vec<Arc<Pod>>,
@@ -109,7 +111,7 @@ pub(super) struct Competitor<'a> {
 }
 
 impl<'a> Competitor<'a> {
-    /// Returns `None` if a guest does not compete: it stays, or already has a place.
+    /// Returns `None` if the guest does not compete, because it stays or its target pod already has a node.
     pub(super) fn of(launchers: &Launchers, guest: &DrainedGuest<'a>) -> Option<Self> {
         let pods = launchers.of(guest.instance);
         let here = guest.instance.node_name();
@@ -149,7 +151,7 @@ fn planned_nodes(competing: &[Competitor<'_>], packing: &PackingResult) -> Vec<P
     planned.collect()
 }
 
-/// Returns for each of these guests, in their order, whether there is room for it.
+/// Evaluates for each of these guests, in their order, whether a node has room for it.
 pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> PackingResult {
     if competing.is_empty() {
         return PackingResult::default();

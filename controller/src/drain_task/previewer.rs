@@ -1,4 +1,4 @@
-//! Drain previews: what draining a node would do.
+//! Computes drain previews: the effects of draining a node.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::outlooks::{self, Competitor};
 use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::Migrations};
 
-/// Computes drain previews from the caches alone, so that any replica can do it.
+/// Computes drain previews from the caches alone, so that any replica can compute them.
 #[derive(Clone)]
 pub(crate) struct Previewer {
     pub(super) instances: Instances,
@@ -81,7 +81,7 @@ impl Previewer {
     }
 }
 
-/// Returns a guest as input of a plan or a preview.
+/// Returns a guest as an input of a plan or a preview.
 pub(super) fn guest<'a>(
     launchers: &Launchers,
     instance: &'a VirtualMachineInstance,

@@ -1,4 +1,4 @@
-//! Drains against a fake API server: what becomes of each write.
+//! Tests of drains with a simulated API server: the effect of each write.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ use crate::{
     reserved_nodes::PlannedNode,
 };
 
-/// A task over a cluster in which node `a` is tainted and has guests, and the API server that its requests reach.
+/// A task in a cluster in which node `a` is tainted and has guests, and the API server for its requests.
 struct Fixture {
     task: DrainTask,
     server: ApiServer,
-    /// Guards of watched nodes: their watches are never served.
+    /// Guards of watched nodes. Their watches never get a response.
     kept: BTreeMap<String, PodsGuard>,
     refusals: StepRefusals,
-    // Ends their connections when it is dropped.
+    // API servers whose connections end when they are dropped.
     _servers: (ApiServer, ApiServer),
 }
 
@@ -39,7 +39,7 @@ fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixtu
     fixture_on(&["a"], guests)
 }
 
-/// A task over a cluster with these tainted nodes, which have Hypervisors except for `a`, and with these guests.
+/// Returns a task in a cluster with these tainted nodes and guests. All nodes except `a` have Hypervisors.
 fn fixture_on(names: &[&str], guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixture {
     let ((client, server), (for_pods, pods), (for_events, events)) = (api_server(), api_server(), api_server());
     let process = Process::new();
@@ -95,7 +95,7 @@ pub(super) fn instance(name: &str) -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// The response to a request that sets an evacuation request.
+/// Returns the response to a request that sets an evacuation request.
 fn marked(request: &ReceivedRequest, name: &str) -> Value {
     let mut marked = json!(instance(name));
     for part in ["evacuationNodeName", "evacuation"] {
@@ -112,7 +112,7 @@ fn mark_path(name: &str) -> String {
 const MIGRATIONS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations";
 
 impl Fixture {
-    /// Makes and executes one plan, whose requests `served` responds to. Returns when the next plan is due.
+    /// Makes and executes one plan; `served` responds to the requests. Returns the time of the next plan.
     async fn reconcile(&mut self, served: impl AsyncFnOnce(&mut ApiServer)) -> kube::Result<Option<Timestamp>> {
         let mut pause = Duration::ZERO;
         let (result, ()) = tokio::join!(
@@ -122,7 +122,7 @@ impl Fixture {
         result
     }
 
-    /// Marks the guest `name`, which is the only one without an evacuation request.
+    /// Lets the drain mark the guest `name`, which is the only one without an evacuation request.
     async fn mark(&mut self, name: &str) {
         let done = self.reconcile(async |server| {
             let request = server.next_request().await;
@@ -160,7 +160,7 @@ async fn guest_of_a_tainted_node_is_marked_and_then_migrated_once() {
     // The watch has shown neither the evacuation request nor the migration yet.
     let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
     let wake = nothing.await.unwrap();
-    // The Node is to report a drain that lasts.
+    // The Node reports only a drain that lasts for some seconds.
     let lasts = clock::now() + Duration::from_secs(4);
     assert!(wake.is_some_and(|wake| wake <= lasts), "{wake:?}");
 }
@@ -307,7 +307,7 @@ async fn guest_with_withdrawn_mark_gets_no_migration() {
 async fn refused_step_waits_for_the_back_off() {
     let mut fixture = fixture(&["web"]);
     let step = RefusedStep::Drain(Key::namespaced("shop", "web"));
-    // Often enough for a delay of some seconds, as the wall clock is not paused.
+    // The refusal is recorded often enough for a delay of some seconds, because the wall clock is not paused.
     (0..10).for_each(|_| fixture.refusals.note(step.clone(), "exceeded quota", clock::now()));
     let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
     nothing.await.unwrap();
@@ -322,7 +322,7 @@ async fn migration_with_a_lost_response_is_found_by_name() {
     fixture.mark("web").await;
     let mut created = Value::Null;
     {
-        // The API server has created it, and this process no longer leads.
+        // The API server has created the migration, and this process no longer leads.
         let mut pause = Duration::ZERO;
         let interrupted = fixture.task.plan_and_execute(&mut fixture.kept, false, &mut pause);
         let served = async {
@@ -357,7 +357,7 @@ async fn migration_with_a_lost_response_is_found_by_name() {
 }
 
 impl Fixture {
-    /// Reconciles whenever that is due, without any change, for this long. `serve` responds to the requests.
+    /// Reconciles for this time whenever a reconcile is due, without any change. `serve` responds to the requests.
     async fn lead(&mut self, span: Duration, mut serve: impl FnMut(ReceivedRequest)) {
         let process = Process::new();
         let (mut leadership, mut elections) = candidate(&process, Trigger::new());
@@ -397,13 +397,13 @@ async fn drain_report_is_debounced_by_the_monotonic_clock() {
     (status.phase, status.evacuation_node_name) = (Some(Phase::Succeeded), Some("a".into()));
     let mut fixture = fixture_of([ended]);
     let (began, mut reported) = (Instant::now(), None);
-    // That a guest no longer has to leave is only reported, too.
+    // The removal of the evacuation request of an ended guest also only reports.
     let serve = |request: ReceivedRequest| {
         assert_eq!(request.path(), mark_path("web"));
         reported.get_or_insert(began.elapsed());
         request.with(&json!(instance("web")));
     };
-    // The wall clock stands still meanwhile.
+    // The wall clock does not advance in the meantime.
     fixture.lead(Duration::from_secs(600), serve).await;
     let soon = STATUS_DEBOUNCE..STATUS_DEBOUNCE * 2;
     assert!(reported.is_some_and(|after| soon.contains(&after)), "{reported:?}");
@@ -427,7 +427,7 @@ async fn drain_is_reported_while_a_step_of_another_node_fails() {
             request.with(&response);
         };
         fixture.lead(Duration::from_secs(60), serve).await;
-        // The back-off from the error does not delay it.
+        // The back-off after the error does not delay the report.
         let soon = STATUS_DEBOUNCE..=STATUS_DEBOUNCE + PAUSE * 2;
         assert!(
             reported.is_some_and(|after| soon.contains(&after)),

@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_api::HypervisorSpec;
 use drydock_runtime::{Process, Readiness, Registry, WatchMetrics, WatchStarter};
@@ -24,7 +24,8 @@ const NODE: &str = "/api/v1/nodes/a";
 const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances";
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 
-/// A drain of node `a`, which the guest leaves as soon as there is a migration, and whose taint is removed after that.
+/// A scenario with a drain of node `a`. The guest leaves as soon as there is a migration, and the taint is removed
+/// after that.
 struct Drain {
     task: DrainTask,
     kept: Mutex<BTreeMap<String, PodsGuard>>,
@@ -64,7 +65,7 @@ impl Scenario for Drain {
     }
 
     async fn reconcile(&self) -> Again {
-        // The watch of the node's pods receives its list.
+        // The watch of the node's pods receives its list in the meantime.
         tokio::time::sleep(Duration::from_millis(10)).await;
         let mut kept = self.kept.lock().await;
         let result = self
@@ -115,7 +116,7 @@ impl Scenario for Drain {
 async fn drain_survives_each_write_fault() {
     let cluster = || {
         let mut node = json!(tainted("a"));
-        // Nodes report a drain that lasts.
+        // The Node already reports the drain.
         node["status"] = json!({"conditions": [{"type": "DrainInProgress", "status": "True"}]});
         let mut guest = json!(instance("web"));
         guest["metadata"]["annotations"] = json!({EVICTION_SOURCE: "descheduler"});

@@ -1,4 +1,5 @@
-//! Loses the leadership during each request of a task: nothing is sent until the next term, which repeats all of it.
+//! Tests the loss of the leadership during each request of a task: nothing is sent until the next term, which repeats
+//! all requests.
 
 use std::{
     future::Future,
@@ -17,12 +18,12 @@ use drydock_runtime::{
 use kube::Client;
 use serde_json::json;
 
-/// Time for which nothing may be sent.
+/// Time for which no request may be sent.
 const QUIET: Duration = Duration::from_secs(600);
 
-/// Runs a task that `start` begins and that sends requests for objects of these names in each term, once for each
-/// request during which the leadership is lost. `on_standby` counts what the task does without leading, too, if it does
-/// anything.
+/// Runs a task once for each of its requests, and loses the leadership during that request. `start` starts the task,
+/// which sends requests for objects with these names in each term. `on_standby` counts work that the task also does
+/// without leading, if it has any.
 pub(crate) async fn check_each_request<F: Future<Output = ()>>(
     names: &[&str],
     start: impl Fn(Client, Process, Leadership) -> F,
@@ -58,7 +59,7 @@ pub(crate) async fn check_each_request<F: Future<Output = ()>>(
     }
 }
 
-/// Accepts requests for objects of these names, in this order.
+/// Accepts requests for objects with these names, in this order.
 async fn serve(server: &mut ApiServer, names: &[&str]) {
     for name in names {
         let request = server.next_request().await;

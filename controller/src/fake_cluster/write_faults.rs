@@ -1,5 +1,5 @@
-//! Runs a task's scenario once for each write and each way in which the write can fail, and once for each write that is
-//! outstanding when the leadership is lost: the cluster has to end in the same state as without any of these.
+//! Runs a task's scenario once for each write and each kind of failure, and once for each write that is outstanding
+//! when the leadership is lost. The cluster has to end in the same state as without failures.
 
 use std::{collections::BTreeMap, pin::pin, time::Duration};
 
@@ -15,24 +15,25 @@ use serde_json::Value;
 use super::{FakeCluster, REPLACEMENT};
 use crate::reconciler::ReconcileError;
 
-/// Maximum number of reconciles until a scenario is settled: far more than any needs, far fewer than a hot loop makes.
+/// Maximum number of reconciles until a scenario is settled. All scenarios need far fewer, and a hot loop would need
+/// far more.
 const MAX_ROUNDS: usize = 60;
 /// Maximum wait for each further event at the end of a scenario.
 const EVENTS_WITHIN: Duration = Duration::from_secs(2);
 
-/// When a task wants to reconcile again.
+/// Time at which a task wants to reconcile again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// After a back-off, since it has failed.
+    /// After a back-off, because the reconcile has failed.
     Failed,
-    /// At a time.
+    /// At a certain time.
     At,
     /// On the next change.
     OnChange,
 }
 
 impl Again {
-    /// Returns when the first of two tasks wants to reconcile again.
+    /// Returns the earlier one of two times.
     pub(crate) fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
@@ -52,12 +53,12 @@ impl From<Result<Requeue, ReconcileError>> for Again {
     }
 }
 
-/// A task over a cluster, and what happens there.
+/// A scenario: a task in a cluster, and the actions of other components.
 pub(crate) trait Scenario: Sized {
     /// Creates the task with empty caches, as a new process does.
     fn start(client: Client, events: Events) -> Self;
 
-    /// Has the caches show the cluster, as the watches do.
+    /// Updates the caches with the state of the cluster, like the watches.
     fn show(&self, cluster: &FakeCluster);
 
     /// Begins a leadership term.
@@ -66,7 +67,8 @@ pub(crate) trait Scenario: Sized {
     /// Reconciles once.
     async fn reconcile(&self) -> Again;
 
-    /// Does what others do once the task has nothing more to do, such as the scheduler and agents.
+    /// Performs the actions of other components, such as the scheduler and agents, once the task has nothing more to
+    /// do.
     fn act(_: &mut FakeCluster) {}
 
     /// Ends the back-off from refusals.
@@ -77,10 +79,10 @@ pub(crate) trait Scenario: Sized {
         true
     }
 
-    /// Removes from an object what may differ in the end, such as a history.
+    /// Removes parts of an object that may differ in the end, such as a history.
     fn normalize(_object: &mut Value) {}
 
-    /// Returns what the task keeps in memory and has to be the same in the end, such as slots.
+    /// Returns state that the task keeps in memory and that has to be the same in the end, such as slots.
     fn kept(&self) -> String {
         String::new()
     }
@@ -95,28 +97,28 @@ pub(crate) trait Scenario: Sized {
         false
     }
 
-    /// Returns the reason of the event that reports the refusal of a write, if the product promises one.
+    /// Returns the reason of the event that reports the refusal of a write, if the product guarantees such a report.
     fn refusal_event(_write: &str) -> Option<&'static str> {
         None
     }
 
-    /// Returns whether the status reports the refusal of a write, for writes for which the product promises that.
+    /// Returns whether the status reports the refusal of a write, if the product guarantees that.
     fn reports_refusal(_write: &str, _cluster: &FakeCluster) -> bool {
         true
     }
 }
 
-/// The fault that is injected at the write with a number.
+/// Fault that is injected at the write with a number.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     None,
-    /// It fails.
+    /// The write with this number fails.
     Fault(usize, WriteFault),
     /// The leadership is lost while the write is outstanding.
     LeadershipLost {
         number: usize,
         executed: bool,
-        /// Whether the next term is one of another process.
+        /// Whether another process leads in the next term.
         elsewhere: bool,
     },
 }
@@ -130,18 +132,18 @@ impl Trouble {
     }
 }
 
-/// The outcome of a scenario.
+/// Outcome of a scenario.
 struct Outcome {
     objects: BTreeMap<String, Value>,
     kept: String,
     writes: Vec<String>,
-    /// Executed creations and deletions, in order of their names.
+    /// Executed creations and deletions, sorted by name.
     changes: Vec<String>,
     events: Vec<String>,
     replaced: Option<String>,
 }
 
-/// A scenario that runs.
+/// A running scenario.
 struct Run<S> {
     scenario: S,
     cluster: FakeCluster,
@@ -152,11 +154,11 @@ struct Run<S> {
     trouble: Trouble,
 }
 
-/// The outcome of one reconcile.
+/// Outcome of one reconcile.
 struct Round {
-    /// `None` if the leadership was lost.
+    /// Time of the next reconcile; `None` if the leadership was lost.
     again: Option<Again>,
-    /// Whether the write that is to fail has failed.
+    /// Whether the injected failure has occurred.
     has_failed: bool,
 }
 
@@ -186,7 +188,7 @@ impl<S: Scenario> Run<S> {
         }
     }
 
-    /// Returns the trouble with the write that it is about, for messages.
+    /// Returns the injected fault and its write, for messages.
     fn shown(&self) -> String {
         let number = match self.trouble {
             Trouble::None => return "without a fault".into(),
@@ -200,7 +202,7 @@ impl<S: Scenario> Run<S> {
         )
     }
 
-    /// Reconciles once, after the begin of a term if there is one, and serves the requests.
+    /// Reconciles once, after the start of a term if `begins`, and serves the requests.
     async fn reconcile(&mut self, begins: bool) -> Round {
         let Self {
             scenario,
@@ -244,13 +246,13 @@ impl<S: Scenario> Run<S> {
         }
     }
 
-    /// Has another process lead.
+    /// Makes another process lead.
     fn begin_elsewhere(&mut self) {
         self.process.stop();
         (self.scenario, self.server, self.events_server, self.process) = start::<S>();
     }
 
-    /// Reconciles until neither the task nor others do anything more.
+    /// Reconciles until neither the task nor other components do anything more.
     async fn settle(mut self) -> Outcome {
         let mut begins = true;
         for _ in 0..MAX_ROUNDS {
@@ -278,14 +280,14 @@ impl<S: Scenario> Run<S> {
         panic!("{}: never settled: {:#?}", self.shown(), self.cluster.writes);
     }
 
-    /// Checks what the reconcile with the failed write has led to.
+    /// Checks the result of the reconcile with the failed write.
     fn check_failed(&self, again: Again) {
         let Trouble::Fault(number, fault) = self.trouble else {
             return;
         };
         let write = &self.cluster.writes[number];
         let shown = self.shown();
-        // Another writer's change, or the own one, is about to be shown.
+        // The watch will show the change of another writer, or the own write.
         let is_followed_by_a_change = matches!(fault, WriteFault::Conflict | WriteFault::LostResponse);
         let is_repeated = again != Again::OnChange || is_followed_by_a_change;
         assert!(
@@ -317,8 +319,8 @@ impl<S: Scenario> Run<S> {
     }
 }
 
-/// Runs a scenario that begins with `cluster`: without a fault, in which case its writes have to be `expected`, and with
-/// each trouble at each of these writes.
+/// Runs a scenario that starts with `cluster`. Without a fault, its writes have to be `expected`. Then runs it with
+/// each fault at each of these writes.
 pub(crate) async fn check_each_write<S: Scenario>(cluster: impl Fn() -> FakeCluster, expected: &[&str]) {
     let _clock = FollowedClock::follow();
     let usual = Run::<S>::new(cluster(), Trouble::None).settle().await;
@@ -338,7 +340,7 @@ pub(crate) async fn check_each_write<S: Scenario>(cluster: impl Fn() -> FakeClus
     }
 }
 
-/// Runs a scenario with this trouble at this write, and compares what it has led to with the usual.
+/// Runs a scenario with this fault at this write, and compares the outcome with the usual one.
 async fn check<S: Scenario>(cluster: impl Fn() -> FakeCluster, usual: &Outcome, write: &str, trouble: Trouble) {
     let shown = format!("{trouble:?} of {write}");
     let outcome = Run::<S>::new(cluster(), trouble).settle().await;

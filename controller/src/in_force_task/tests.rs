@@ -1,4 +1,4 @@
-//! The reports on HyperConvergeds against a fake API server.
+//! Tests of the reports on HyperConvergeds with a simulated API server.
 
 use drydock_runtime::{
     Events,
@@ -14,7 +14,8 @@ use crate::fake_cluster::{
     write_faults::{Again, Scenario, check_each_write},
 };
 
-/// A task over these HyperConvergeds and a node that follows the first, and the API server that its requests reach.
+/// Returns a task with these HyperConvergeds and a node that follows the first one, and the API server for its
+/// requests.
 fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
     let (client, server) = api_server();
     (task_of(client, objects), server)
@@ -54,7 +55,7 @@ fn path(namespace: &str) -> String {
     format!("/apis/hco.kubevirt.io/v1beta1/namespaces/{namespace}/hyperconvergeds/hc/status")
 }
 
-/// Responds with the object as it is then.
+/// Responds with the patched object.
 fn accept(request: ReceivedRequest) {
     let mut stored = request.body.clone();
     stored["spec"] = json!({});
@@ -118,7 +119,7 @@ async fn process_that_no_longer_leads_writes_nothing() {
     assert!(server.is_left_alone().await);
 }
 
-/// Two HyperConvergeds whose statuses are reported.
+/// A scenario with two HyperConvergeds whose statuses are reported.
 struct Reports(InForceTask);
 
 impl Scenario for Reports {

@@ -1,4 +1,4 @@
-//! The cost of a change of a node in a large cluster: every unfinished instance is reconciled.
+//! Measures the cost of a change of a node in a large cluster, in which every unfinished instance is reconciled.
 
 use std::{cell::Cell, future::poll_fn, pin::pin, time::Instant};
 
@@ -20,20 +20,20 @@ use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const NODES: usize = 500;
 const INSTANCES: usize = 100_000;
-/// Interval at which another task of the thread is due.
+/// Interval of another task on the same thread.
 const TICK: Duration = Duration::from_millis(1);
 
 fn node_name(number: usize) -> String {
     format!("node-{number:03}")
 }
 
-/// The status of a Hypervisor, as an agent wrote it.
+/// Returns the status of a Hypervisor as an agent wrote it.
 fn recorded() -> Value {
     serde_json::from_str(include_str!("../../../tests/scale/recorded/hypervisor.json")).unwrap()
 }
 
 fn nodes(client: &Client) -> Nodes {
-    // Alike nodes share their facts, as in the cache of the process.
+    // Identical nodes share their facts, like in the cache of the process.
     let status: HypervisorStatus = serde_json::from_value(recorded()).unwrap();
     let labels: Value = serde_json::from_str(include_str!("../../../tests/scale/recorded/node.json")).unwrap();
     let node = |number: usize| -> Node {
@@ -58,7 +58,8 @@ fn nodes(client: &Client) -> Nodes {
     nodes
 }
 
-/// A running instance with the CPU of its host, and its pod. No node has what each tenth one requires.
+/// Returns a running instance with the CPU model of its host, and its pod. No node meets the requirements of every
+/// tenth instance.
 fn running(number: usize, host_model: &Value) -> (VirtualMachineInstance, Pod) {
     let (name, node) = (format!("vm-{number:06}"), node_name(number % NODES));
     let (uid, pod_uid) = (format!("uid-of-{name}"), format!("uid-of-pod-{name}"));
@@ -110,7 +111,7 @@ fn running(number: usize, host_model: &Value) -> (VirtualMachineInstance, Pod) {
     (instance.unwrap(), pod.unwrap())
 }
 
-/// Refuses each request, as if another writer had been faster; counts them.
+/// Refuses each request with a conflict, and counts the requests.
 async fn refuse_all(mut server: ApiServer, requests: &Cell<usize>) {
     loop {
         server.next_request().await.refuse(409, "Conflict");
@@ -135,7 +136,7 @@ async fn measure_polls<F: Future>(future: F, longest: &Cell<Duration>) -> F::Out
     .await
 }
 
-/// Returns the longest delay of a task that wants to run each [`TICK`], when `over`.
+/// Returns the longest delay of a task that runs at each [`TICK`]. The measurement ends with `over`.
 async fn longest_delay(over: CancellationToken) -> Duration {
     let mut longest = Duration::ZERO;
     while !over.is_cancelled() {
@@ -149,7 +150,7 @@ async fn longest_delay(over: CancellationToken) -> Duration {
 #[test]
 #[ignore = "a measurement without a verdict, for `hack/bench sweep`"]
 fn change_of_a_node_with_100_000_instances() {
-    // The controller has one thread, too.
+    // The controller has one thread as well.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

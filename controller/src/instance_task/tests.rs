@@ -74,7 +74,7 @@ async fn throttled_pod_leaves_no_condition_and_no_event() {
             async { task.reconcile(&key()).await },
             refuse_pod(&mut server, code, reason)
         );
-        // Not a conflict of the instance itself, after which nothing would be retried.
+        // The error is not a conflict of the instance itself, which would not be retried.
         assert!(
             matches!(reconciled, Err(ReconcileError::Failed { .. })),
             "{code}: {reconciled:?}"
@@ -128,7 +128,7 @@ async fn image_probe_is_repeated_unless_forbidden() {
     assert!(probed.is_ok() && idle);
 }
 
-/// Returns an instance that was deleted after its end, and its pod on node `b`, which is being deleted.
+/// Returns an instance that was deleted after its end, and its pod on node `b`, which is also being deleted.
 fn ended() -> (VirtualMachineInstance, Pod) {
     let mut instance = instance();
     instance.metadata.deletion_timestamp = serde_json::from_value(json!("2026-05-01T11:00:00Z")).unwrap();
@@ -190,8 +190,8 @@ async fn finalizer_of_an_ended_guest_goes_once_the_node_is_off() {
     }
 }
 
-/// Responds to the requests up to the write of a new instance's status, and returns that. `meanwhile` runs before the
-/// pods are listed.
+/// Responds to the requests up to the write of a new instance's status, and returns that request. `meanwhile` runs
+/// before the pods are listed.
 async fn serve_start(server: &mut ApiServer, meanwhile: impl FnOnce()) -> drydock_runtime::fake::ReceivedRequest {
     let list = server.next_request().await;
     assert_eq!((&list.method, list.path()), (&Method::GET, PODS));
@@ -231,7 +231,7 @@ async fn status_planned_before_a_change_of_the_vmi_is_refused() {
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     let refused = matches!(&reconciled, Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict());
     assert!(refused, "{reconciled:?}");
-    // The next plan knows the mark.
+    // The next plan uses the marked instance.
     let observed = task.observe(&key()).await.unwrap().unwrap();
     assert_eq!(observed.instance.resource_version().as_deref(), Some("11"));
     assert!(

@@ -26,7 +26,7 @@ fn instance() -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// Returns the instance's pod, on `node` if that is set, created under other requirements.
+/// Returns the instance's pod, on `node` if that is set. The pod was created with other requirements.
 fn pod(node: Option<&str>) -> Pod {
     serde_json::from_value(json!({
         "metadata": {
@@ -85,7 +85,7 @@ async fn unbound_pod_is_deleted_only_at_the_seen_version() {
             deletion.body["preconditions"],
             json!({"uid": "p", "resourceVersion": "7"})
         );
-        // The pod is being bound at this moment.
+        // The scheduler binds the pod at the same time.
         deletion.refuse(409, "Conflict");
         accept_status(&mut server).await;
         assert!(server.is_left_alone().await);

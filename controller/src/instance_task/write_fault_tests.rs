@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use kube::Client;
 use serde_json::json;
@@ -21,7 +21,8 @@ const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinst
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 
-/// A new instance whose guest is started by its agent, and that is deleted after that, until it is gone. The task of PDBs takes part.
+/// A scenario with a new instance. The agent starts its guest, and the instance is deleted after that. It ends when the
+/// instance no longer exists. The PDB task takes part.
 struct Life(InstanceTask, PdbTask);
 
 impl Scenario for Life {
@@ -53,7 +54,7 @@ impl Scenario for Life {
         of_instance.or(reconciler::reconcile(&self.1, &key).await.into())
     }
 
-    /// The scheduler, the kubelet, the agent and the user do their part.
+    /// Performs the actions of the scheduler, the kubelet, the agent and the user.
     fn act(cluster: &mut FakeCluster) {
         let pods = cluster.paths("pods");
         let pod_uid = pods
@@ -90,7 +91,7 @@ impl Scenario for Life {
         });
     }
 
-    /// Kubernetes deletes a PDB with its pod, if the task does not before.
+    /// Kubernetes deletes a PDB with its pod, unless the task has deleted it before.
     fn is_counted(change: &str) -> bool {
         !change.starts_with("DELETE poddisruptionbudgets")
     }
@@ -99,7 +100,7 @@ impl Scenario for Life {
         write.starts_with("POST poddisruptionbudgets")
     }
 
-    /// A phase that is over by the next reconcile is not recorded.
+    /// A phase that has ended before the next reconcile is not recorded.
     fn normalize(object: &mut serde_json::Value) {
         if let Some(status) = object["status"].as_object_mut() {
             status.remove("phaseTransitionTimestamps");
@@ -111,7 +112,7 @@ impl Scenario for Life {
     }
 }
 
-/// A cluster with a new instance.
+/// Returns a cluster with a new instance.
 fn new_instance() -> FakeCluster {
     let mut new = json!(instance());
     new["metadata"].as_object_mut().unwrap().remove("finalizers");

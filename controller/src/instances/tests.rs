@@ -50,7 +50,7 @@ async fn created_object_is_assumed_until_shown_or_expired() {
     assert!(instances.get(&key("b")).is_some() && instances.get(&key("c")).is_some());
     assert_eq!(names(&instances, "s1"), ["a", "b"]);
     assert_eq!(names(&instances, "s2"), [""; 0]);
-    // The watch has shown it, and it was deleted soon after.
+    // The watch has shown the instance, and it was deleted soon after.
     shown(&instances, None, Some(instance("b", "u2", Some("s1"))));
     shown(&instances, Some(instance("b", "u2", Some("s1"))), None);
     assert!(instances.get(&key("b")).is_none());
@@ -85,7 +85,7 @@ async fn unfinished_instances_are_indexed_by_namespace() {
         [Key::namespaced("b", "new"), Key::namespaced("b", "running")]
     );
     assert_eq!(instances.unfinished_in("c"), []);
-    // It ends, another one is deleted, and a new one is not shown yet.
+    // One instance ends, another one is deleted, and the watch does not show a new one yet.
     shown(
         &instances,
         Some(in_phase("b", "running", Some("Running"))),
@@ -136,7 +136,7 @@ fn managed_fields_and_foreign_annotations_are_pruned() {
     assert_eq!(kept.metadata.managed_fields, None);
     let annotations = kept.metadata.annotations.unwrap();
     assert_eq!(annotations.into_keys().collect::<Vec<_>>(), ["drydock.dev/template"]);
-    // There may be a hundred thousand of them.
+    // A cache may have a hundred thousand instances.
     assert!(
         size_of::<VirtualMachineInstance>() < 4096,
         "{}",

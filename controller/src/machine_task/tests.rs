@@ -16,7 +16,7 @@ pub(super) fn key() -> Key {
     Key::namespaced("default", "vm1")
 }
 
-/// Returns a VirtualMachine as the API server has it, at a version.
+/// Returns a VirtualMachine as the API server returns it, with this version.
 pub(super) fn machine(strategy: RunStrategy, version: &str) -> VirtualMachine {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
@@ -96,7 +96,7 @@ async fn start_writes_status_instance_and_event_once() {
         let mut made = create.body.clone();
         made["metadata"]["uid"] = json!("i1");
         create.with(&made);
-        // The watch has shown nothing yet, but the created instance counts.
+        // The watch has not shown the instance yet, but the created instance counts.
         let status = server.next_request().await;
         assert_eq!(status.body["status"]["created"], true);
         let stored = with_status(&machine(RunStrategy::Always, "11"), &status.body, "13");
@@ -136,7 +136,7 @@ async fn instance_is_deleted_once_with_the_uid_as_precondition() {
         delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
     };
     let reconciled = async {
-        // Although the watch still shows it unchanged, it is not deleted again.
+        // The watch still shows the instance unchanged, but it is not deleted again.
         for _ in 0..3 {
             assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         }
@@ -167,7 +167,7 @@ async fn refusal_is_reported_on_the_machine_and_retried() {
         );
         let stored = with_status(&first, &status.body, "12");
         status.with(&stored);
-        // The retry has nothing new to report.
+        // The status already reports the refusal, so the retry writes nothing.
         server.next_request().await.refuse(403, "Forbidden");
     };
     let reconciled = async {
@@ -187,7 +187,7 @@ async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
     let (task, mut server, _events_server) = task(vec![first], vec![]);
     let served = async { server.next_request().await.refuse(409, "Conflict") };
     let (reconciled, ()) = tokio::join!(async { reconciler::reconcile(&task, &key()).await }, served);
-    // In case that the change was one of another object.
+    // The task waits, because the conflict may concern another object.
     assert!(matches!(reconciled, Ok(Requeue::At(_))), "{reconciled:?}");
     assert!(server.is_left_alone().await);
 }
@@ -247,7 +247,7 @@ async fn throttled_instance_leaves_no_failure_and_is_retried() {
             create.refuse(code, reason);
         };
         let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-        // Not a conflict of the VirtualMachine itself, after which nothing would be retried.
+        // The error is not a conflict of the VirtualMachine itself, which would not be retried.
         assert!(
             matches!(reconciled, Err(ReconcileError::Failed { .. })),
             "{code}: {reconciled:?}"

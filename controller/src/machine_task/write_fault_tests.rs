@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_api::kubevirt::Phase;
 use kube::Client;
@@ -15,7 +15,8 @@ use crate::fake_cluster::{
 
 const MACHINES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines";
 
-/// A machine, whose guest runs as soon as it has an instance, and ends when that is deleted.
+/// A scenario with a machine. Its guest runs as soon as the machine has an instance, and ends when the instance is
+/// deleted.
 struct Machine(MachineTask);
 
 impl Scenario for Machine {
@@ -64,7 +65,8 @@ impl Scenario for Machine {
     }
 }
 
-/// Returns a cluster with a machine of this strategy and status, and with its instance in a phase, if there is one.
+/// Returns a cluster with a machine with this strategy and status. If a phase is given, the machine has an instance in
+/// that phase.
 fn cluster(strategy: RunStrategy, phase: Option<Phase>, change: impl FnOnce(&mut Value)) -> FakeCluster {
     let of = machine(strategy, "1");
     let mut machine = json!(of);

@@ -1,8 +1,8 @@
-//! Requests evictions, each independently: a slow one delays no other.
+//! Requests evictions independently, so that a slow eviction does not delay others.
 //!
 //! ```text
 //!  node reconciled ───────▶ entry by pod UID ──▶ POST eviction ──▶ response ──▶ node enqueued
-//!                             ▲ kept until the pod is gone
+//!                             ▲ kept until the pod no longer exists
 //! ```
 
 use std::{
@@ -30,11 +30,11 @@ use crate::{
     reconciler::{Executed, Queued, ReconcileError, Reconciler},
 };
 
-/// Maximum number of evictions in progress at a time. Most of the time they wait for a webhook, or for the API server's
-/// own fairness.
+/// Maximum number of concurrent evictions. Most of the time they wait for a webhook, or for the priority and fairness
+/// of the API server.
 pub(super) const MAX_CONCURRENT_RECONCILES: usize = 512;
 
-/// Evictions of pods, by UID. Clones share them.
+/// Evictions by the UID of their pod. Clones share them.
 #[derive(Clone)]
 pub(super) struct PodEvictions {
     client: Client,
@@ -51,7 +51,7 @@ struct EvictionEntry {
 }
 
 impl PodEvictions {
-    /// Starts without evictions. After the response to an eviction, the node of the pod is enqueued.
+    /// Creates an empty collection. After the response to an eviction, the node of the pod is enqueued.
     pub(super) fn new(client: Client, maintenances: Maintenances, queues: &MaintenanceQueues) -> Self {
         Self {
             client,
@@ -93,7 +93,7 @@ impl PodEvictions {
         self.entries.lock().get(uid).map(|entry| entry.attempt.clone())
     }
 
-    /// Forgets all pods of a node except these.
+    /// Drops the evictions of all pods of a node except these.
     pub(super) fn keep_only(&self, node: &str, pods: &[Arc<Pod>]) {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         self.entries
@@ -101,13 +101,13 @@ impl PodEvictions {
             .retain(|uid, entry| entry.node != node || uids.contains(uid.as_str()));
     }
 
-    /// Forgets all pods of a node.
+    /// Drops the evictions of all pods of a node.
     pub(super) fn forget(&self, node: &str) {
         self.entries.lock().retain(|_, entry| entry.node != node);
     }
 
-    /// Handles a PDB of this namespace that allows more evictions than before: those that it may have blocked are
-    /// requested again. Returns the nodes of these pods.
+    /// Handles a PDB of this namespace that allows more evictions than before. Evictions that it may have blocked are
+    /// requested again. Returns the nodes of their pods.
     pub(super) fn unblocked(&self, namespace: &str) -> HashSet<String> {
         let mut nodes = HashSet::new();
         for entry in self.entries.lock().values_mut() {
@@ -128,7 +128,7 @@ impl Reconciler for PodEvictions {
     type Observed = Vec<(EvictionTarget, Attempt)>;
     type Plan = Vec<EvictionTarget>;
 
-    /// Returns the evictions of pods of this name.
+    /// Returns the evictions of pods with this key.
     async fn observe(&self, key: &Key) -> Result<Option<Self::Observed>, ReconcileError> {
         let entries = self.entries.lock();
         let of_name = entries.values().filter(|entry| {
@@ -159,8 +159,8 @@ impl Reconciler for PodEvictions {
 }
 
 impl Queued for PodEvictions {
-    /// A process that leads again repeats the requests that were in progress when it was interrupted, except those for
-    /// nodes whose maintenances have ended since.
+    /// A process that leads again repeats the requests that were interrupted, except for nodes whose maintenances have
+    /// ended since.
     async fn all(&self) -> Vec<Key> {
         self.maintenances.wait_until_synced().await;
         let mut entries = self.entries.lock();
@@ -178,7 +178,7 @@ impl Queued for PodEvictions {
 
 impl PodEvictions {
     async fn evict(&self, target: &EvictionTarget) -> EvictionResult {
-        // kube's own call names the options wrongly, so that the API server would ignore them.
+        // The call of kube uses wrong names for the options, so the API server would ignore them.
         let eviction = Eviction {
             metadata: ObjectMeta {
                 name: Some(target.name.clone()),
@@ -213,7 +213,7 @@ impl PodEvictions {
     fn record(&self, target: &EvictionTarget, result: EvictionResult) {
         let (pod, message) = (format!("{}/{}", target.namespace, target.name), result.text());
         let mut entries = self.entries.lock();
-        // The pod or its node was forgotten in the meantime.
+        // The state of the pod or its node was dropped in the meantime.
         let Some(entry) = entries.get_mut(&target.uid) else {
             return;
         };
@@ -252,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// Evictions while these nodes are in maintenance, and the API server that their requests reach.
+    /// Returns the evictions while these nodes are in maintenance, and the API server for their requests.
     fn fixture(nodes: &[&str]) -> (PodEvictions, ApiServer) {
         let (client, server) = api_server();
         let maintenances = nodes.iter().map(|node| {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::LeaseNamespaces;
 use crate::requests::{deleting_version, writing};
 
-/// The Leases that maintenances need.
+/// Leases that maintenances need.
 pub(super) struct Leases {
     nodes: Cache<Lease>,
     reserved: Cache<Lease>,
@@ -25,19 +25,19 @@ pub(super) struct Leases {
     own_namespace: String,
 }
 
-/// The result of writing a Lease.
+/// Result of writing a Lease.
 pub(super) enum LeaseWriteResult {
-    /// The Lease as written.
+    /// The Lease was written. The value is the stored Lease.
     Done(Box<Lease>),
-    /// Another writer has changed it; the Lease as it is now.
+    /// Another writer has changed the Lease. The value is the current Lease.
     Changed(Option<Box<Lease>>),
-    /// The API server did not write it.
+    /// The API server did not write the Lease.
     Failed(LeaseFailure),
 }
 
 impl Leases {
-    /// Watches the Leases of the newer group's maintenances and reservations; the node of each changed Lease is
-    /// enqueued on `work`. Leases of the older group share a namespace with others, and are read when they are
+    /// Watches the Leases and reservations of maintenances in the newer API group. The node of each changed Lease is
+    /// enqueued on `work`. Leases of the older group are in a namespace with other Leases, and are read when they are
     /// needed.
     pub(super) fn start(client: &Client, watches: &WatchStarter, places: &LeaseNamespaces, work: &WorkQueue) -> Self {
         let watch = |namespace: &str, name: &'static str, node_of: fn(&str) -> Option<&str>| {
@@ -79,10 +79,10 @@ impl Leases {
         }
     }
 
-    /// Returns the Lease of a node that a maintenance of this group names.
+    /// Returns the Lease of a node in a maintenance of this API group.
     ///
     /// # Errors
-    /// If it has to be read, and the API server does not return it.
+    /// If the Lease has to be read, and the API server does not return it.
     pub(super) async fn of_node(&self, group: Group, node: &str) -> kube::Result<Option<Lease>> {
         let name = maintenance_lease::name(group, node);
         match group {
@@ -119,7 +119,7 @@ impl Leases {
         }
     }
 
-    /// Deletes a node's Lease, if it has not changed since it was read. If it has, returns the current Lease.
+    /// Deletes a node's Lease if it has not changed since it was read. If it has, returns the current Lease.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -132,8 +132,8 @@ impl Leases {
         }
     }
 
-    /// Deletes a node's reservation once its object is stored or the reservation has expired. Returns when to check
-    /// again.
+    /// Deletes a node's reservation once its object is stored or the reservation has expired. Returns the time of the
+    /// next check.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -159,7 +159,7 @@ impl Leases {
     }
 }
 
-/// Deletes a Lease, if it has not changed since it was read. Returns false if it has.
+/// Deletes a Lease if it has not changed since it was read. Returns false if it has.
 async fn delete(api: &Api<Lease>, lease: &Lease) -> kube::Result<bool> {
     let parameters = deleting_version(lease.uid(), lease.resource_version());
     match api.delete(&lease.name_any(), &parameters).await {

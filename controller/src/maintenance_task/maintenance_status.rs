@@ -57,7 +57,7 @@ impl MaintenanceTask {
         Ok(done)
     }
 
-    /// Remembers the API server's response to a write.
+    /// Records the API server's response to a write.
     async fn took(
         &self,
         group: Group,
@@ -69,7 +69,7 @@ impl MaintenanceTask {
             Err(kube::Error::Api(status)) if status.is_conflict() => {
                 (StepResult::Changed, self.api(group).get_opt(&key.name).await?)
             }
-            // Deleted, which the watch will show.
+            // The maintenance was deleted. The watch will show it.
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(StepResult::Gone),
             Err(error) => return Err(error.into()),
         };
@@ -79,7 +79,7 @@ impl MaintenanceTask {
         Ok(done)
     }
 
-    /// Patches a node, if it has not changed since it was read.
+    /// Patches a node if it has not changed since it was read.
     pub(super) async fn patch_node(&self, node: &Node, mut patch: Value) -> Result<StepResult, ReconcileError> {
         patch["metadata"]["resourceVersion"] = json!(node.resource_version());
         patch["metadata"]["uid"] = json!(node.uid());
@@ -117,7 +117,7 @@ impl MaintenanceTask {
     }
 }
 
-/// Returns the fields of `after` that differ from `before`, as a merge patch: null for fields that were removed.
+/// Returns a merge patch with the fields of `after` that differ from `before`. Removed fields are null.
 pub(super) fn changed(before: &Value, after: &Value) -> Value {
     let empty = Map::new();
     let (before, after) = (
@@ -134,7 +134,7 @@ pub(super) fn changed(before: &Value, after: &Value) -> Value {
     patch.into()
 }
 
-/// Logs phases and errors, which people search for when something goes wrong.
+/// Logs phases and errors for troubleshooting.
 fn log(
     key: &Key,
     group: Group,

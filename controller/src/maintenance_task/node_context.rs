@@ -1,5 +1,5 @@
-//! Additional state while a node is in maintenance: PDBs and DaemonSets. At other times it is not needed, and it may
-//! be large.
+//! Additional state while nodes are in maintenance: PDBs and DaemonSets. They are not watched at other times, because
+//! they may be large.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::{apps::v1::DaemonSet, policy::v1::PodDisruptionBudget};
 use kube::{Api, Client, api::PartialObjectMeta};
 use parking_lot::Mutex;
 
-/// PDBs and DaemonSets, watched while they are wanted. Clones share them.
+/// PDBs and DaemonSets, which are watched while they are wanted. Clones share them.
 #[derive(Clone)]
 pub(super) struct NodeContext {
     client: Client,
@@ -62,7 +62,7 @@ impl NodeContext {
             .map_or_else(Vec::new, |watched| watched.pdbs.all())
     }
 
-    /// Returns whether a DaemonSet does not exist, which only the API server can confirm.
+    /// Returns whether a DaemonSet does not exist. Only the API server can confirm that.
     ///
     /// # Errors
     /// If the request to the API server fails.

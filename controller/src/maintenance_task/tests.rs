@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::{maintenance_status::changed, *};
 
-/// The resource names of both groups.
+/// Resource names of both API groups.
 const GROUPS: [&str; 2] = ["nodemaintenance.medik8s.io", "nodemaintenance.kubevirt.io"];
 
-/// A maintenance of node `n` that nothing has been done for.
+/// Returns a maintenance of node `n` that has not been reconciled yet.
 fn new_maintenance(name: &str) -> NodeMaintenance {
     serde_json::from_value(json!({
         "metadata": {"name": name, "uid": name, "resourceVersion": "1"},
@@ -21,7 +21,7 @@ fn new_maintenance(name: &str) -> NodeMaintenance {
     .unwrap()
 }
 
-/// A task over node `n`, which maintenances of both groups name, and the API server that its requests reach.
+/// Returns a task for node `n`, which has maintenances of both API groups, and the API server for its requests.
 fn fixture() -> (MaintenanceTask, ApiServer) {
     let (client, server) = api_server();
     let process = Process::new();
@@ -49,11 +49,11 @@ fn fixture() -> (MaintenanceTask, ApiServer) {
     (task, server)
 }
 
-/// Serves the API server until the task writes nothing more: watches stay unresponsive, nothing is found, and each write of a
-/// maintenance is refused. Returns the groups of those.
+/// Serves the API server until the task writes nothing more. Watches get no response, no object is found, and each
+/// write of a maintenance is refused. Returns the API groups of the refused writes.
 async fn refused_groups(task: &MaintenanceTask, server: &mut ApiServer) -> BTreeSet<&'static str> {
     let mut refused = BTreeSet::new();
-    // Without a response, a watch waits instead of starting again.
+    // A watch without a response waits instead of starting again.
     let mut unresponsive = Vec::new();
     let key = Key::cluster("n");
     let reconciled = task.reconcile(&key);

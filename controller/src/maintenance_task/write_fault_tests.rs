@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use crate::fake_cluster::{
     write_faults::{Again, Scenario, check_each_write},
 };
 
-/// A retry is due within this time; the next renewal of the Lease is not.
+/// Time within which a retry is due. The next renewal of the Lease is not due within it.
 const SOON: SignedDuration = SignedDuration::from_mins(1);
 
-/// A maintenance of node `n` that lasts until its Lease has been renewed. `IS_KUBEVIRT` chooses its group.
+/// A scenario with a maintenance of node `n` that lasts until its Lease has been renewed. `IS_KUBEVIRT` selects its API
+/// group.
 struct WholeMaintenance<const IS_KUBEVIRT: bool> {
     task: MaintenanceTask,
     watches: Process,
@@ -76,7 +77,7 @@ impl<const IS_KUBEVIRT: bool> Scenario for WholeMaintenance<IS_KUBEVIRT> {
     }
 
     async fn reconcile(&self) -> Again {
-        // The watches of Leases, pods and PDBs receive what has changed.
+        // The watches of Leases, pods and PDBs receive changes in the meantime.
         tokio::time::sleep(Duration::from_millis(10)).await;
         let of_node = reconciler::reconcile(&self.task, &Key::cluster("n")).await;
         let mut again = match of_node {
@@ -86,11 +87,11 @@ impl<const IS_KUBEVIRT: bool> Scenario for WholeMaintenance<IS_KUBEVIRT> {
             }
             other => other.into(),
         };
-        // The first list of the node's pods has it reconciled again.
+        // The first list of the node's pods triggers a reconcile of the node.
         if self.task.kept.lock().contains_key("n") && self.task.pods.of("n").is_none() {
             again = again.or(Again::Failed);
         }
-        // Each response has the node reconciled again.
+        // Each response triggers a reconcile of the node.
         for pod in self.task.evictions.all().await {
             again = again
                 .or(Again::At)
@@ -99,7 +100,7 @@ impl<const IS_KUBEVIRT: bool> Scenario for WholeMaintenance<IS_KUBEVIRT> {
         again
     }
 
-    /// The Lease becomes due for renewal, and the user ends the maintenance after that.
+    /// Makes the Lease due for renewal, and ends the maintenance after that like a user.
     fn act(cluster: &mut FakeCluster) {
         let Some(path) = maintenance_path(cluster) else { return };
         let has_succeeded = cluster
@@ -129,12 +130,12 @@ impl<const IS_KUBEVIRT: bool> Scenario for WholeMaintenance<IS_KUBEVIRT> {
         format!("{:?} {:?}", self.task.kept.lock(), self.task.overdue.lock())
     }
 
-    /// A process that does not know the pods yet reports that, and then once more that the node is empty.
+    /// A process that does not know the pods yet reports that, and then reports once more that the node is empty.
     fn is_recorded_again_elsewhere(reason: &str) -> bool {
         reason == "SucceedMaintenance"
     }
 
-    /// A Lease that cannot be had is reported.
+    /// A Lease that cannot be acquired is reported.
     fn reports_refusal(write: &str, cluster: &FakeCluster) -> bool {
         let is_acquired = ["POST leases", "PUT leases"]
             .iter()
@@ -151,7 +152,7 @@ impl<const IS_KUBEVIRT: bool> Scenario for WholeMaintenance<IS_KUBEVIRT> {
     }
 }
 
-/// A cluster with a new maintenance of a node that runs a pod.
+/// Returns a cluster with a new maintenance of a node that runs a pod.
 fn new_maintenance_of_a_node(is_kubevirt: bool) -> FakeCluster {
     let maintenances = if is_kubevirt {
         "/apis/nodemaintenance.kubevirt.io/v1beta1/nodemaintenances"

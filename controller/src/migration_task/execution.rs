@@ -8,12 +8,12 @@ use drydock_core::migration::{
 
 use crate::reconciler::ReconcileError;
 
-/// The action that follows a step.
+/// Action that follows a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
-    /// The state has changed: plan again.
+    /// The state has changed, so the next steps are planned.
     Plan,
-    /// Write the status.
+    /// The status is written.
     Write,
     /// The migration is deleted.
     Deleted,
@@ -21,11 +21,11 @@ pub(super) enum After {
 
 /// The effects of one reconcile.
 pub(super) struct Execution {
-    /// The state that the status will record.
+    /// State that the status will record.
     pub(super) record: MigrationRecord,
-    /// The status to write.
+    /// Changes of the status to write.
     pub(super) change: StatusChange,
-    /// The reason why the target pod could not be created now.
+    /// Error of the creation of the target pod.
     pub(super) failed: Option<ReconcileError>,
 }
 

@@ -1,4 +1,4 @@
-//! Metrics of the slots of migrations, read at each scrape from the queue.
+//! Metrics of the slots of migrations, which are read from the queue at each scrape.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ impl SlotMetrics {
         Self(Deferred::register(registry))
     }
 
-    /// Exports these slots while this process leads: no other replica grants any.
+    /// Exports these slots while this process leads, because no other replica grants slots.
     pub(super) fn watch(&self, slots: SlotScheduler, configuration: ConfigurationInForce, leadership: Leadership) {
         self.0.set(SchedulerGauges {
             slots,

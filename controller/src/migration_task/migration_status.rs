@@ -64,7 +64,7 @@ impl MigrationTask {
             info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, reason = failure.reason(), "{note}");
             self.record_event(migration, Severity::Warning, "FailedMigration", &note);
         }
-        // The agent reports that the target prepares.
+        // The preparation of the target has no event here, because the agent reports it.
         if change.enter.contains(&MigrationPhase::Succeeded) {
             let node = target(migration)
                 .and_then(|side| side.node.as_deref())
@@ -95,7 +95,7 @@ impl MigrationTask {
         }
     }
 
-    /// Deletes the oldest ended migrations of an instance, as many as are due.
+    /// Deletes the oldest ended migrations of an instance that are due.
     pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
         let ended = oldest_first(self.migrations.of_instance(&instance_of(key, migration)), migration);
         for old in ended.iter().take(self.trimming.due(key, ended.len())) {
@@ -105,7 +105,7 @@ impl MigrationTask {
     }
 
     pub(super) async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
-        // The watch may not show its deletion yet.
+        // The watch may not show the deletion of the migration yet.
         let newest = self.migrations.objects.newest(key);
         if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
@@ -113,7 +113,7 @@ impl MigrationTask {
         let parameters = deleting(migration.uid());
         match self.api(key).delete(&migration.name_any(), &parameters).await {
             Ok(stored) => {
-                // It exists until its finalizer is removed.
+                // The migration exists until its finalizer is removed.
                 if let Some(deleted) = stored.left() {
                     self.migrations.objects.remember(key, deleted);
                 }

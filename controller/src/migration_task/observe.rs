@@ -1,4 +1,4 @@
-//! Observes a migration: its instance, pods and nodes, its slot, and what holds it back.
+//! Observes a migration: its instance, pods and nodes, its slot, and its obstacles.
 
 use std::sync::Arc;
 
@@ -38,12 +38,12 @@ pub(super) struct ObservedMigration {
     pub(super) deadline: Option<PhaseDeadline>,
     /// The state of the target pod while it starts.
     pub(super) pending: StartingPod,
-    /// Set if the kubelet of its node rejected the target pod and another one may be created.
+    /// Rejection of the target pod by the kubelet of its node, if another target pod may be created.
     pub(super) rejected: Option<Rejected>,
 }
 
 impl MigrationTask {
-    /// Reads what the plan of a migration depends on.
+    /// Reads the inputs of a migration's plan.
     ///
     /// # Errors
     /// If a request to the API server fails.
@@ -123,7 +123,7 @@ impl ObservedMigration {
         }
     }
 
-    /// Returns what holds the migration back; `refused` is the last refusal of its target pod.
+    /// Returns the obstacles of the migration. `refused` is the last refusal of its target pod.
     pub(super) fn obstacles<'a>(&'a self, refused: Option<(&'a str, Timestamp)>) -> Obstacles<'a> {
         Obstacles {
             refused,

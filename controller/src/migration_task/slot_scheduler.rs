@@ -1,4 +1,4 @@
-//! Decides which migration is next: the queue of [`drydock_core::migration::queue`], kept by the leading controller.
+//! Decides which migration is next: the queue of [`drydock_core::migration::queue`], on the leading controller.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,27 +9,27 @@ use drydock_core::{
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-/// Places and slots, and the migrations that wait for one. Clones share them.
+/// Granted places (permissions to have a target pod) and slots, and the waiting migrations. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotScheduler(Arc<Mutex<SchedulerState>>);
 
-/// Slots that migrations have.
+/// Numbers of slots that migrations use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UsedSlots {
     pub(super) cluster: u32,
-    /// By the node that a guest leaves.
+    /// Used slots by the node that a guest leaves.
     pub(super) sources: BTreeMap<String, u32>,
-    /// By the node at which a guest arrives.
+    /// Used slots by the node at which a guest arrives.
     pub(super) targets: BTreeMap<String, u32>,
 }
 
-/// The grants of the queue to one migration, and the reason why it waits.
+/// Grants of the queue to one migration, and the reason why it waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotState {
-    /// Whether it may have a target pod.
+    /// Whether the migration may have a target pod.
     pub(super) may_place: bool,
     pub(super) has_slot: bool,
-    /// The reason why it waits.
+    /// Reason why the migration waits.
     pub(super) wait: Option<Wait>,
 }
 
@@ -42,8 +42,9 @@ struct SchedulerState {
 }
 
 impl SlotScheduler {
-    /// Starts over with what the objects record, and grants places and slots as [`Self::grant`] does: migrations that
-    /// waited under the previous leader have not changed when they are reconciled.
+    /// Starts over with the state that the objects record, and grants places and slots like [`Self::grant`]. Migrations
+    /// that waited under the previous leader have not changed when they are reconciled, so their reconcile would not
+    /// trigger grants.
     pub(super) fn begin(
         &self,
         entries: Vec<QueuedMigration>,
@@ -58,8 +59,8 @@ impl SlotScheduler {
         self.grant(limits, now)
     }
 
-    /// Records the state of a migration that is reconciled; `None` if it is not in the queue. Returns whether it has
-    /// changed, so that another migration may be next.
+    /// Records the state of a migration that is being reconciled; `None` if it is not in the queue. Returns whether the
+    /// state has changed, so that another migration may be next.
     pub(super) fn observe(&self, uid: &str, entry: Option<QueuedMigration>) -> bool {
         let mut state = self.0.lock();
         if state.known.get(uid) == entry.as_ref() {
@@ -72,8 +73,8 @@ impl SlotScheduler {
         true
     }
 
-    /// Grants places and slots. Returns the names of the migrations to reconcile: they got one, or the reason why
-    /// they wait has changed.
+    /// Grants places and slots. Returns the names of the migrations to reconcile, which have got a place or slot, or
+    /// wait for another reason.
     pub(super) fn grant(&self, limits: &MigrationSettings, now: Timestamp) -> Vec<String> {
         let mut state = self.0.lock();
         let entries: Vec<QueuedMigration> = state.known.values().cloned().collect();
@@ -87,7 +88,7 @@ impl SlotScheduler {
         let woken = woken
             .filter_map(|uid| state.known.get(uid).map(|entry| entry.name.clone()))
             .collect();
-        // Another place in the queue alone is no change: the reported wait stays until its reason changes.
+        // A different position in the queue alone is not a change. The reported wait stays until its reason changes.
         let before = std::mem::take(&mut state.waiting);
         state.waiting = waiting
             .into_iter()
@@ -100,7 +101,7 @@ impl SlotScheduler {
         woken
     }
 
-    /// Returns what a migration has and what it waits for.
+    /// Returns the grants of a migration and the reason why it waits.
     pub(super) fn state_of(&self, uid: &str) -> SlotState {
         let state = self.0.lock();
         SlotState {
@@ -110,7 +111,7 @@ impl SlotScheduler {
         }
     }
 
-    /// Removes a migration that is over. Returns whether anything has changed.
+    /// Removes a migration that has ended. Returns whether anything has changed.
     pub(super) fn finished(&self, uid: &str) -> bool {
         let mut state = self.0.lock();
         state.waiting.remove(uid);
@@ -126,7 +127,7 @@ impl SlotScheduler {
             .collect()
     }
 
-    /// Returns how many slots are used.
+    /// Returns the numbers of used slots.
     pub(super) fn used(&self) -> UsedSlots {
         let mut used = UsedSlots::default();
         for (_, source, target) in self.0.lock().reservations.slots() {
@@ -137,7 +138,7 @@ impl SlotScheduler {
         used
     }
 
-    /// Removes a migration, given by name, that no longer exists according to the watch.
+    /// Removes the migration with this name, which no longer exists according to the watch.
     pub(super) fn missing(&self, name: &str) {
         let mut state = self.0.lock();
         let gone: Vec<String> = state
@@ -153,7 +154,7 @@ impl SlotScheduler {
         }
     }
 
-    /// Withdraws what was granted to a migration: the API server has refused its target pod.
+    /// Withdraws the grants of a migration, because the API server has refused its target pod.
     pub(super) fn withdraw(&self, uid: &str) {
         self.0.lock().reservations.withdraw(uid);
     }

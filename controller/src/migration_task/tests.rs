@@ -43,7 +43,7 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
     task_of(std::slice::from_ref(migration), pods)
 }
 
-/// As [`task`], with several migrations of the instance.
+/// Like [`task`], with several migrations of the instance.
 fn task_of(migrations: &[Value], pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
     let (for_events, recorded) = api_server();
@@ -154,20 +154,20 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
     assert!(!task.turns.state_of(UID).may_place, "others may have its place");
 
-    // Before the next attempt is due, nothing is tried and nothing is written, whatever else changes.
+    // Before the next attempt is due, there is no attempt and no write, whatever else changes.
     (0..10).for_each(|_| task.refusals.note(step(), REFUSAL, clock::now()));
     let again_at = task.refusals.of(&step(), clock::now()).unwrap().again_at;
     assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(again_at));
     task.turn();
     assert!(!task.turns.state_of(UID).may_place && server.is_left_alone().await);
 
-    // Due, and refused for the same reason: neither a write nor an event.
+    // The attempt is due and refused for the same reason, so there is neither a write nor an event.
     task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
     let served = async { pod_request(&mut server).await.refuse(403, "Forbidden") };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(reconciled.is_ok() && recorded.is_left_alone().await);
 
-    // Due, and the cause of the refusal is gone.
+    // The attempt is due, and the cause of the refusal no longer exists.
     task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
     let served = async {
         create(pod_request(&mut server).await);
@@ -211,7 +211,7 @@ async fn slot_is_that_of_the_observation_until_steps_are_executed() {
 
 #[tokio::test(start_paused = true)]
 async fn two_migrations_of_one_second_create_one_pod() {
-    // The watch showed this one first, so it is queued, although it sorts last.
+    // The watch showed this migration first, so it is queued although it sorts last.
     let mut queued = migration();
     queued["status"] = json!({"phase": "Pending"});
     let mut shown_later = migration();
@@ -257,7 +257,7 @@ pub(super) fn target_pod(status: &Value) -> Pod {
 #[tokio::test(start_paused = true)]
 async fn stuck_target_pod_is_explained_by_pod_events() {
     let mut waiting = migration();
-    // Far from any deadline.
+    // The deadline is far away.
     waiting["metadata"]["annotations"] = json!({"kubevirt.io/migrationPendingPodTimeoutSeconds": "86400"});
     waiting["status"] = json!({"phase": "Scheduling"});
     let stuck = json!({"phase": "Pending", "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]});
@@ -329,7 +329,7 @@ async fn unseen_target_pod_is_deleted_before_the_finalizer() {
     pod["metadata"]["labels"]["kubevirt.io/created-by"] = json!("uid-web");
     for (pods, is_deleted) in [(vec![pod.clone()], true), (vec![], false)] {
         let (task, mut server, _recorded) = task(&canceled, vec![]);
-        // The last leader created the pod just before the cancellation, and the watch does not show it yet.
+        // The previous leader created the pod just before the cancellation, and the watch does not show the pod yet.
         let served = async {
             let request = server.next_request().await;
             assert_eq!((&request.method, request.path()), (&Method::GET, PODS));
@@ -370,7 +370,7 @@ async fn new_leader_counts_slots_despite_unreadable_migrations() {
     assert_eq!((used.cluster, used.sources["a"], used.targets["b"]), (1, 1, 1));
 }
 
-/// A migration of the instance that has ended, the one with this number.
+/// Returns an ended migration of the instance with this number.
 fn ended(number: usize) -> Value {
     let mut ended = migration();
     ended["metadata"]["name"] = json!(format!("m{number}"));

@@ -1,4 +1,4 @@
-//! The timing of the deletion of ended migrations beyond those that are kept.
+//! Decides when surplus ended migrations are deleted.
 //!
 //! ```text
 //!  ended ─▶ waits ─┬─ no migration has changed for QUIET ─────────┬─▶ oldest deleted
@@ -14,10 +14,11 @@ use drydock_core::migration::retention::surplus;
 use drydock_runtime::{Key, Trigger, clock};
 use parking_lot::Mutex;
 
-/// Time without a change of an unfinished migration before ended ones are deleted: longer than the pauses of a drain.
+/// Time without a change of an unfinished migration before ended migrations are deleted. It is longer than the pauses
+/// of a drain.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// The ended migrations whose instances may have too many.
+/// Ended migrations whose instances may have too many of them.
 #[derive(Debug)]
 pub(super) struct Trimming {
     state: Mutex<TrimmingState>,
@@ -26,7 +27,7 @@ pub(super) struct Trimming {
 
 #[derive(Debug)]
 struct TrimmingState {
-    /// When an unfinished migration was last reconciled.
+    /// Time at which an unfinished migration was last reconciled.
     active_at: clock::Instant,
     waiting: BTreeSet<Key>,
 }
@@ -48,8 +49,8 @@ impl Trimming {
         self.state.lock().active_at = clock::Instant::now();
     }
 
-    /// Returns how many of the `ended` migrations of an instance are to be deleted now. If some have to wait, `migration`
-    /// is due again when it is quiet.
+    /// Returns how many of the `ended` migrations of an instance are to be deleted now. If others have to wait,
+    /// `migration` is due again after a quiet period.
     pub(super) fn due(&self, migration: &Key, ended: usize) -> usize {
         let mut state = self.state.lock();
         let (now, later) = surplus(ended, state.active_at.elapsed() >= QUIET);
@@ -59,7 +60,7 @@ impl Trimming {
         now
     }
 
-    /// Waits until it is quiet and returns the migrations that have waited for it, at least one.
+    /// Waits for a quiet period, and returns the migrations that have waited for it, at least one.
     pub(super) async fn quiet(&self) -> BTreeSet<Key> {
         loop {
             let until = {

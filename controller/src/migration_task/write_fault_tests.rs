@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_runtime::WorkQueueMetrics;
@@ -22,7 +22,7 @@ const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinst
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 
-/// A migration, which both agents carry out.
+/// A scenario with a migration that both agents carry out.
 struct Move(MigrationTask);
 
 impl Scenario for Move {
@@ -66,7 +66,7 @@ impl Scenario for Move {
         reconciler::reconcile(&self.0, &key()).await.into()
     }
 
-    /// The scheduler, the kubelet and both agents do their part.
+    /// Performs the actions of the scheduler, the kubelet and both agents.
     fn act(cluster: &mut FakeCluster) {
         for pod in cluster.paths("pods") {
             cluster.change(&pod, |pod| {
@@ -97,7 +97,7 @@ impl Scenario for Move {
             ("", "Prepared") => report(cluster, "source", "Migrating"),
             ("Migrating", "Prepared") => report(cluster, "target", "Running"),
             ("Migrating", "Running") => report(cluster, "source", "Stopped"),
-            // Of the task for instances.
+            // Action of the instance task.
             ("Stopped", "Running") => {
                 cluster.change(INSTANCE, |instance| instance["status"]["nodeName"] = json!("b"));
             }

@@ -1,8 +1,8 @@
 //! Metrics of migrations, under KubeVirt's names.
 //!
 //! ```text
-//!  cache of migrations ──▶ at each scrape: how many are in each phase, and how those ended that are kept
-//!  a change of one ──────▶ histogram: how long it took to reach a phase
+//!  cache of migrations ──▶ at each scrape: number in each phase, and results of the ended ones that are kept
+//!  a change of one ──────▶ histogram: time until a phase was reached
 //! ```
 
 use std::{collections::BTreeSet, fmt};
@@ -52,7 +52,7 @@ struct UnderWay {
     running: i64,
 }
 
-/// A migration that is over.
+/// A migration that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Over {
     namespace: String,
@@ -77,12 +77,12 @@ impl MigrationMetrics {
     }
 
     /// Exports gauges of these migrations while this process leads. Every replica knows the values, but sums over
-    /// replicas have to be right.
+    /// replicas have to be correct.
     pub(crate) fn watch(&self, migrations: Migrations, leadership: Leadership) {
         self.gauges.set(MigrationGauges { migrations, leadership });
     }
 
-    /// Records the phases that a migration has reached by this change, if this process leads.
+    /// Records the phases that a migration has reached with this change, if this process leads.
     pub(crate) fn observe(&self, change: &CacheChange<VirtualMachineInstanceMigration>, leadership: &Leadership) {
         let CacheChange::Object {
             old: Some(old),
@@ -107,7 +107,7 @@ fn reached(old: &VirtualMachineInstanceMigration, new: &VirtualMachineInstanceMi
         let status = migration.status.as_ref();
         status.map_or_else(Vec::new, |status| status.phase_transition_timestamps.clone())
     };
-    // A name can pass to another migration.
+    // Another migration may get the same name.
     if old.metadata.uid != new.metadata.uid {
         return Vec::new();
     }
@@ -143,7 +143,7 @@ fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {
         match phase {
             None => under_way.unset += 1,
             Some(MigrationPhase::Pending) => under_way.pending += 1,
-            // As KubeVirt counts: migrations that have a target pod, or are about to.
+            // KubeVirt counts migrations that have a target pod, or are about to have one.
             Some(MigrationPhase::Scheduling | MigrationPhase::Scheduled) => under_way.scheduling += 1,
             Some(
                 MigrationPhase::PreparingTarget

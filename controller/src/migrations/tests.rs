@@ -45,7 +45,7 @@ fn migrations_are_found_by_instance() {
     assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "b"]);
     assert_eq!(names(&migrations.of_instance(&key("vm2"))), ["c"]);
     assert_eq!(names(&migrations.of_instance(&key("vm3"))), [""; 0]);
-    // The same name in another namespace is another instance.
+    // An instance with this name in another namespace is another instance.
     assert!(migrations.of_instance(&Key::namespaced("other", "vm1")).is_empty());
     assert!(migrations.is_moving(&key("vm1")) && !migrations.is_moving(&key("vm2")));
 }
@@ -87,7 +87,7 @@ async fn created_migration_counts_until_shown_or_expired() {
         made
     };
     let migrations = Migrations::filled([migration("a", "vm1", "Failed"), made("shown")]);
-    // The watch was faster than the response.
+    // The watch has shown the migration before the response arrived.
     migrations.remember_made(made("shown"));
     assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
 
@@ -101,7 +101,7 @@ async fn created_migration_counts_until_shown_or_expired() {
         migrations
             .objects
             .observe(&change(None, Some(migration("b", "vm1", "Failed"))));
-        // It comes last: the watch has shown another object.
+        // The created migration comes last, because the watch has shown another object only.
         assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["z", "made"]);
         assert!(migrations.of_instance(&key("vm2")).is_empty());
         assert!(migrations.unfinished().is_empty());

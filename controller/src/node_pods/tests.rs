@@ -33,7 +33,7 @@ fn pod(name: &str) -> Value {
     })
 }
 
-/// Responds to the initial list of a watch. Returns the watch request, which stays open while it lives.
+/// Responds to the initial list of a watch. Returns the watch request, which stays open until it is dropped.
 async fn listed(server: &mut ApiServer, pods: &[Value]) -> ReceivedRequest {
     let request = server.next_request().await;
     assert_eq!(request.path(), "/api/v1/pods");

@@ -1,7 +1,7 @@
-//! Holds the large parts of node facts once for all nodes that have them in common. The facts of one machine take 150
+//! Shares the large parts of node facts between all nodes that have them in common. The facts of one machine take 150
 //! KiB, and most clusters have many machines of few kinds.
 //!
-//! Each list is shared by itself. Whole facts are hardly ever equal: the measured frequency of the time stamp counter
+//! Each list is shared separately. Whole facts are hardly ever equal: the measured frequency of the time stamp counter
 //! differs between equal machines, and microcode and kernels differ while a cluster is updated.
 
 use std::{
@@ -14,7 +14,7 @@ use drydock_api::facts::{CpuModel, MachineType, NodeFacts};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// The lists that at least one node has.
+/// Lists that at least one node has.
 #[derive(Debug, Default)]
 pub(super) struct SharedFacts {
     names: SharedLists<String>,
@@ -23,7 +23,7 @@ pub(super) struct SharedFacts {
 }
 
 impl SharedFacts {
-    /// Replaces lists in `facts` by equal ones that another node already has.
+    /// Replaces each list in `facts` by an equal list that another node already has.
     pub(super) fn share(&self, facts: &mut Arc<NodeFacts>) {
         let facts = Arc::make_mut(facts);
         self.names.share(&mut facts.cpu.features);
@@ -35,7 +35,7 @@ impl SharedFacts {
     }
 }
 
-/// Lists of one type, by a hash of their content.
+/// Lists of one type by a hash of their content.
 #[derive(Debug)]
 struct SharedLists<T>(Mutex<HashMap<u64, Weak<Vec<T>>>>);
 
@@ -122,7 +122,7 @@ mod tests {
         drop(gone);
         let mut other = facts(1, &["avx"]);
         shared.share(&mut other);
-        // The CPU flags and the list of virtualization features.
+        // One list of CPU flags and one list of virtualization features.
         assert_eq!(held(&shared), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_runtime::Events;
 
@@ -17,7 +17,7 @@ use crate::{
 
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 
-/// A running guest, which later may be evicted.
+/// A scenario with a running guest that may be evicted later.
 struct Protected(PdbTask);
 
 impl Scenario for Protected {

@@ -1,4 +1,4 @@
-//! The shape of the reconcilers without a work queue: a change may concern everything that they reconcile.
+//! The structure of reconcilers without a work queue. A change may concern everything that they reconcile.
 //!
 //! ```text
 //!  caches ──▶ Trigger ───┐
@@ -18,45 +18,47 @@ use drydock_runtime::{
 use jiff::Timestamp;
 use tracing::{Instrument, info_span, warn};
 
-/// Reconciles at each change, while this process leads.
+/// Reconciles after each change while this process leads.
 pub(crate) trait Triggered: Sync {
-    /// The state that one reconcile keeps for the next. It starts anew with each leadership term.
+    /// State that is kept between reconciles. It is reset at the start of each leadership term.
     type Kept: Default + Send;
 
-    /// Its name in spans and metrics.
+    /// Name of the reconciler in spans and metrics.
     const NAME: &'static str;
     /// First and maximum pause after an error.
     const RETRY: (Duration, Duration);
-    /// The log message for an error of a request.
+    /// Log message for an error of a request.
     const FAILURE: &'static str;
 
     /// Waits until the caches have synced.
     fn wait_until_synced(&self) -> impl Future<Output = ()> + Send;
 
-    /// Reconciles once. Returns when to reconcile again without a change. The future may be dropped at any `await`.
+    /// Reconciles once. Returns the time of the next reconcile without a change. The future may be dropped at any
+    /// `await`.
     ///
     /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
+    /// If a request to the API server fails. It is safe to reconcile again.
     fn reconcile(
         &self,
         kept: &mut Self::Kept,
         term: &LeaderTerm,
     ) -> impl Future<Output = kube::Result<Option<Timestamp>>> + Send;
 
-    /// Returns when to reconcile at the latest, also while an error is backed off from.
+    /// Returns the latest time of the next reconcile, which also applies during the back-off after an error.
     fn due(kept: &Self::Kept) -> Option<Instant> {
         let _ = kept;
         None
     }
 
-    /// Returns the minimum pause after a reconcile. The changes in it are handled by one reconcile.
+    /// Returns the minimum pause after a reconcile. Changes within the pause are handled by one reconcile.
     fn pause(kept: &Self::Kept) -> Duration {
         let _ = kept;
         Duration::ZERO
     }
 }
 
-/// Reconciles after each notification of `changed` during each leadership term of this process, until it stops.
+/// Reconciles after each notification of `changed` during each leadership term of this process, until the process
+/// stops.
 pub(crate) async fn run<R: Triggered>(
     reconciler: R,
     changed: Trigger,
@@ -76,7 +78,7 @@ async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: &LeaderTerm
     keep_reconciling(reconciler, changed, term, metrics).await;
 }
 
-/// Reconciles after each notification of `changed`, and when that is due, until the future is dropped.
+/// Reconciles after each notification of `changed`, and whenever a reconcile is due, until the future is dropped.
 pub(crate) async fn keep_reconciling<R: Triggered>(
     reconciler: &R,
     changed: &Trigger,
@@ -145,7 +147,8 @@ mod tests {
     use super::*;
     use crate::fake_cluster::lost_leadership::check_each_request;
 
-    /// Sends the number of each reconcile within its term, and ends with the next of these results.
+    /// Reconciler that sends the number of each reconcile within its term, and returns these results one after the
+    /// other.
     struct Scripted {
         results: Mutex<Vec<kube::Result<Option<Duration>>>>,
         reconciled: mpsc::UnboundedSender<usize>,
@@ -180,7 +183,7 @@ mod tests {
         }
     }
 
-    /// The next reconcile after that of this number is due before the back-off of an error ends.
+    /// Number of the reconcile after which the next one is due before the back-off of an error ends.
     const DUE_AFTER: usize = 5;
 
     fn failure() -> kube::Error {
@@ -252,7 +255,7 @@ mod tests {
         }
     }
 
-    /// Reads once and writes twice in each reconcile.
+    /// Reconciler that reads once and writes twice.
     struct Writer(Api<ConfigMap>);
 
     impl Triggered for Writer {

@@ -40,7 +40,7 @@ fn quota(namespace: &str, pods: &str, version: &str) -> Value {
     })
 }
 
-/// Serves the lists and watches that the task begins; two namespaces have a quota.
+/// Serves the lists and watches that the task starts. Two namespaces have a quota.
 async fn served(server: &mut ApiServer) -> BTreeMap<String, OpenWatch> {
     let mut open = BTreeMap::new();
     while open.len() < PATHS.len() {
@@ -70,7 +70,7 @@ async fn rules_are_watched_while_a_step_is_refused() {
         refuse();
         let open = served(&mut server).await;
         assert_eq!(open.keys().map(String::as_str).collect::<Vec<_>>(), PATHS);
-        // Changes before the watch began may have ended the refusal.
+        // Changes before the start of the watch may have ended the refusal.
         assert!(wakes());
 
         refuse();
@@ -86,7 +86,7 @@ async fn rules_are_watched_while_a_step_is_refused() {
         refusals.forget(&step());
         assert!(server.is_left_alone().await);
         assert!(open.values().all(OpenWatch::is_closed));
-        // The next refusal begins anew.
+        // The watches start again with the next refusal.
         refusals.note(step(), "exceeded quota", clock::now());
         assert_eq!(served(&mut server).await.len(), PATHS.len());
     };

@@ -61,7 +61,7 @@ fn made(body: &Value) -> Value {
     made
 }
 
-/// Responds to the next request, which has to be a status patch, with the set in that state.
+/// Accepts the next request, which has to be a status patch, and returns the status. `set` is the current set.
 async fn status(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, version: &str) -> Value {
     let request = server.next_request().await;
     assert_eq!(request.path(), format!("{SET}/status"));
@@ -109,7 +109,7 @@ async fn impossible_replica_costs_one_request_and_is_explained() {
         let written_status = status(&mut server, &wanted, "11").await;
         assert_eq!(written_status["conditions"][0]["reason"], "FailedCreate");
         assert_eq!(written_status["conditions"][0]["message"], "refused with 403");
-        // The retry has nothing new to report.
+        // The status already reports the refusal, so the retry writes nothing.
         server.next_request().await.refuse(403, "Forbidden");
     };
     let reconciled = async {
@@ -155,7 +155,7 @@ async fn confirm(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet,
 
 #[tokio::test(start_paused = true)]
 async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
-    // The set has been scaled up since, or another controller has scaled it down.
+    // The set has been scaled up since the cached state, or another controller has scaled it down.
     for (now, there) in [(set(3), &["a", "b", "c"][..]), (set(1), &["b"])] {
         let shown = vec![instance("a"), instance("b"), instance("c")];
         let (task, mut server) = task(set(1), shown);

@@ -1,4 +1,4 @@
-//! The effects of a failed write of the task, and of the loss of the leadership during a write.
+//! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use kube::Client;
 use serde_json::Value;

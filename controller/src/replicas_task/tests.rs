@@ -52,7 +52,7 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
         let (requeue, ()) = tokio::join!(replicas.spread(&mut moves), serve);
         assert!(requeue.unwrap() > clock::now(), "{fault:?}");
         assert!(replicas.spread(&mut moves).await.unwrap() > clock::now());
-        // It does so for an hour, after which the standby may be moved again.
+        // The standby stays for an hour, after which it may be moved again.
         assert!(server.is_left_alone().await, "{fault:?}");
         let serve = async { server.next_request().await.refuse(409, "Conflict") };
         tokio::join!(replicas.spread(&mut moves), serve);

@@ -10,7 +10,8 @@ fn key(name: &str) -> Key {
     Key::namespaced("shop", name)
 }
 
-/// A change of the object `name` in namespace `shop` between two states, of which `Null` means that it does not exist.
+/// Returns a change of the object `name` in namespace `shop` between two states. `Null` means that the object does not
+/// exist.
 fn change<K: DeserializeOwned>(name: &str, states: [Value; 2]) -> CacheChange<K> {
     let [old, new] = states.map(|mut state| {
         if state.is_null() {

@@ -109,7 +109,7 @@ impl ControllerCaches {
         }
     }
 
-    /// Returns the review of evictions over these caches.
+    /// Returns the review of evictions with these caches.
     pub(super) fn evictions(&self, context: &ProcessContext, queues: &Queues) -> EvictionReviews {
         EvictionReviews::new(
             context.client.clone(),

@@ -1,4 +1,4 @@
-//! The ports of the process: admission webhooks and the subresources API.
+//! The ports of the process for admission webhooks and the subresources API.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -77,7 +77,7 @@ pub(super) async fn serve(
     Ok(())
 }
 
-/// Returns a timeout, of which 0 means none.
+/// Returns a timeout from a flag. The value 0 means no timeout.
 fn timeout(flag: Duration) -> Option<Duration> {
     (!flag.is_zero()).then_some(flag)
 }

@@ -1,4 +1,4 @@
-//! The reconcilers. Each works while this process leads.
+//! The reconcilers. Each of them works while this process leads.
 
 use std::convert::Infallible;
 
@@ -76,7 +76,7 @@ pub(super) fn spawn(
     spawn_maintenances(context, caches, queues);
 }
 
-/// Machines, instances and their PDBs.
+/// Spawns the reconcilers of machines, instances and their PDBs.
 fn spawn_guests(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
     let machines = MachineTask::new(
@@ -118,7 +118,7 @@ fn spawn_guests(context: &ProcessContext, caches: &ControllerCaches, queues: &Qu
     );
 }
 
-/// Migrations and drains.
+/// Spawns the reconcilers of migrations and drains.
 fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
     let deadlines = PhaseDeadlines {
@@ -161,7 +161,7 @@ fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues:
     );
 }
 
-/// The liveness of agents, the configuration in force, and the controller's own replicas.
+/// Spawns the reconcilers of the liveness of agents, the configuration in force, and the controller's own replicas.
 fn spawn_nodes(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let liveness = LivenessTask::new(
         context.client.clone(),
@@ -194,7 +194,7 @@ fn spawn_nodes(context: &ProcessContext, caches: &ControllerCaches, queues: &Que
     context.spawn_triggered("keeping replicas on different nodes", replicas, &queues.replicas);
 }
 
-/// Maintenances of nodes.
+/// Spawns the reconciler of maintenances of nodes.
 fn spawn_maintenances(context: &ProcessContext, caches: ControllerCaches, queues: &Queues) {
     let own = &context.args.namespace;
     let places = LeaseNamespaces {
@@ -223,7 +223,7 @@ fn spawn_maintenances(context: &ProcessContext, caches: ControllerCaches, queues
     );
 }
 
-/// Certificates, and the protection of Drydock's own objects.
+/// Spawns the reconcilers of certificates, and of the protection of Drydock's own objects.
 fn spawn_installation(
     context: &ProcessContext,
     caches: &ControllerCaches,

@@ -15,7 +15,7 @@ use crate::{
     webhook_server::WebhookMetrics,
 };
 
-/// The metrics of each part.
+/// Metrics of each part.
 pub(super) struct ControllerTelemetry {
     pub(super) nodes: ControllerMetrics,
     pub(super) watches: WatchMetrics,

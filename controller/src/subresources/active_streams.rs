@@ -18,7 +18,7 @@ struct OfInstance {
     vmi: String,
 }
 
-/// Gauges of open streams, of which an instance without any has none.
+/// Gauges of open streams. An instance without open streams has no gauge.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ActiveStreams {
     consoles: StreamCounts,
@@ -41,7 +41,7 @@ pub(super) struct ActiveStream {
 }
 
 impl ActiveStreams {
-    /// Counts in `registry`.
+    /// Registers the metrics in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let streams = Self::default();
         registry.register(
@@ -67,7 +67,7 @@ impl ActiveStreams {
         streams
     }
 
-    /// Forgets when a deleted instance was last connected: its name may never be used again.
+    /// Drops the time of the last connection of a deleted instance, because its name may never be used again.
     pub(crate) fn observe(&self, change: &CacheChange<VirtualMachineInstance>) {
         let CacheChange::Object {
             key,

@@ -30,9 +30,9 @@ use super::websocket::Duplex;
 
 /// Time limit for connecting to an agent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest report that is read, in bytes: what an agent reads of libvirt at most.
+/// Maximum size of a report that is read, in bytes. Agents have the same limit for data of libvirt.
 const LARGEST_REPORT: usize = 8 << 20;
-/// The largest refusal that is read, in bytes.
+/// Maximum size of a refusal that is read, in bytes.
 const LARGEST_REFUSAL: usize = 16 << 10;
 
 /// The client of all agents.
@@ -43,7 +43,7 @@ pub(super) struct Agents {
 }
 
 impl Agents {
-    /// Creates the client. Agents know this controller by its `certificate`.
+    /// Creates the client. Agents authenticate this controller by its `certificate`.
     pub(super) fn new(client: Client, certificate: Arc<dyn ResolvesClientCert>, process: &Process) -> Self {
         Self {
             hypervisors: Api::all(client),
@@ -52,10 +52,10 @@ impl Agents {
         }
     }
 
-    /// Sends a command to a guest on a node, and waits until it is carried out.
+    /// Sends a command to a guest on a node, and waits until it has been executed.
     ///
     /// # Errors
-    /// Returns the reason why it is not.
+    /// Returns the reason why the command was not executed.
     pub(super) async fn command(
         &self,
         node: &str,
@@ -68,10 +68,10 @@ impl Agents {
         Err(refusal(node, response).await)
     }
 
-    /// Reads a report about a guest on a node: its media type and its content.
+    /// Reads a report about a guest on a node. Returns its media type and its content.
     ///
     /// # Errors
-    /// Returns the reason why there is none.
+    /// Returns the reason why there is no report.
     pub(super) async fn report(
         &self,
         node: &str,
@@ -91,7 +91,7 @@ impl Agents {
     /// Opens a stream of a guest on a node.
     ///
     /// # Errors
-    /// Returns the reason why it cannot be opened.
+    /// Returns the reason why the stream cannot be opened.
     pub(super) async fn stream(
         &self,
         node: &str,
@@ -116,7 +116,7 @@ impl Agents {
             .await
             .map_err(|error| unreachable(node, &error))?;
         self.process.spawn("connection to an agent", async move {
-            // The request has the error.
+            // An error is ignored, because the request fails with it as well.
             let _ = connection.with_upgrades().await;
         });
         let request = Request::builder()
@@ -133,7 +133,7 @@ impl Agents {
             .map_err(|error| unreachable(node, &error))
     }
 
-    /// Reads from the API server where the agent of a node is reached.
+    /// Reads the address of a node's agent from the API server.
     async fn endpoint(&self, node: &str) -> Result<AgentEndpoint, NodeApiRefusal> {
         let found = self.hypervisors.get_opt(node).await;
         let found = found.map_err(|error| unreachable(node, &error))?;
@@ -155,7 +155,7 @@ impl Agents {
             .with_client_cert_resolver(Arc::clone(&self.certificate));
         config.resumption = Resumption::disabled();
         let stream = KeepAlive::FOR_USERS.connect(&endpoint.address).await?;
-        // The name in the agent's certificate is not used.
+        // The name in the agent's certificate is not checked.
         let name = "agent.drydock.dev".try_into().map_err(io::Error::other)?;
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
     }
@@ -168,7 +168,7 @@ fn unreachable(node: &str, error: &(dyn Error + 'static)) -> NodeApiRefusal {
     }
 }
 
-/// Reads why an agent has refused a request.
+/// Reads the reason why an agent has refused a request.
 async fn refusal(node: &str, response: Response<Incoming>) -> NodeApiRefusal {
     let code = response.status();
     let body = to_bytes(Body::new(response.into_body()), LARGEST_REFUSAL).await;

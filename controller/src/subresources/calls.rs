@@ -1,4 +1,4 @@
-//! The reads and writes of operations.
+//! The requests to the API server that operations need.
 
 use axum::http::{Request, StatusCode};
 use drydock_api::{
@@ -31,21 +31,21 @@ use tracing::{info, warn};
 use super::{agents::Agents, reply::SubresourceReply};
 use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
 
-/// The API server's code for a JSON patch of which a test fails.
+/// Status code of the API server for a JSON patch with a failed test.
 const UNPROCESSABLE: u16 = 422;
-/// KubeVirt's code for a request that a controller will carry out.
+/// KubeVirt's status code for a request that a controller will carry out.
 const ACCEPTED: SubresourceReply = SubresourceReply::Empty(StatusCode::ACCEPTED);
-/// KubeVirt's code for a request that has been carried out.
+/// KubeVirt's status code for a request that has been carried out.
 const DONE: SubresourceReply = SubresourceReply::Empty(StatusCode::OK);
 
-/// Reads and writes for operations.
+/// Sends the requests that operations need.
 pub(super) struct ApiCalls {
     client: Client,
     configuration: ConfigurationInForce,
     pub(super) agents: Agents,
 }
 
-/// A machine as the API server has it.
+/// A machine as read from the API server.
 pub(super) struct Read {
     written: Value,
     pub(super) machine: VirtualMachine,
@@ -60,7 +60,7 @@ impl ApiCalls {
         }
     }
 
-    /// Returns the API server's version, or why it does not respond.
+    /// Returns the API server's version, or the reason why it does not respond.
     pub(super) async fn api_server_version(&self) -> Result<Value, String> {
         let version = self.client.apiserver_version().await;
         version
@@ -68,7 +68,7 @@ impl ApiCalls {
             .map_err(|error| chain(&error).to_string())
     }
 
-    /// Returns why the user may not use this verb on the object; `None` if the user may.
+    /// Returns the reason why the user may not use this verb on the object. Returns `None` if the user may.
     pub(super) async fn review(
         &self,
         user: &RequestUser,
@@ -200,10 +200,10 @@ impl ApiCalls {
         self.instances(target).get_opt(&target.name).await.map_err(internal)
     }
 
-    /// Reads the target instance, or the instance that the target machine owns.
+    /// Reads the target instance, or the instance of the target machine.
     ///
     /// # Errors
-    /// If there is none, or it is not the machine's.
+    /// If the instance does not exist, or does not belong to the machine.
     pub(super) async fn started_instance(
         &self,
         target: &SubresourceTarget,
@@ -223,7 +223,7 @@ impl ApiCalls {
         Ok(instance)
     }
 
-    /// Changes a machine as was decided.
+    /// Changes a machine according to the decision of `decide`.
     async fn change(
         &self,
         target: &SubresourceTarget,
@@ -236,7 +236,7 @@ impl ApiCalls {
         let Effect(patches) = decide(&FoundMachine::new(&read.machine, &read.written, instance.as_ref()))?;
         for (index, patch) in patches.iter().enumerate() {
             if let Err(error) = self.patch(target, patch, &patch.operations, dry_run).await {
-                // Also one of which it is not known whether it was applied.
+                // A patch that may have been applied is also undone.
                 let applied = index + usize::from(may_be_applied(&error));
                 for done in patches[..applied].iter().rev().filter(|_| !dry_run) {
                     self.undo(target, done).await;
@@ -277,7 +277,7 @@ impl ApiCalls {
         let Some(operations) = &patch.undo else { return };
         match self.patch(target, patch, operations, false).await {
             Ok(()) => {}
-            // It was not applied, or another writer has changed the value since.
+            // The change was not applied, or another writer has changed the value since.
             Err(Error::Api(status)) if status.code == UNPROCESSABLE => {}
             Err(error) => warn!(
                 namespace = target.namespace,
@@ -288,8 +288,8 @@ impl ApiCalls {
         }
     }
 
-    /// Converts the error of a patch that was not applied: to a conflict, if the values on which the decision was based
-    /// have changed.
+    /// Converts the error of a patch that was not applied. It becomes a conflict if the values that the decision was
+    /// based on have changed.
     async fn failure(&self, target: &SubresourceTarget, patch: &JsonPatch, error: Error) -> SubresourceError {
         let unprocessable = matches!(&error, Error::Api(status) if status.code == UNPROCESSABLE);
         if unprocessable && patch.written != PatchedPart::Instance {
@@ -367,13 +367,13 @@ fn holds(operations: &Value, object: &Value) -> bool {
     })
 }
 
-/// Returns whether a patch that failed with this error may have been applied: the response is lost, or the API server
-/// itself failed.
+/// Returns whether a patch that failed with this error may have been applied, because the response was lost or the API
+/// server itself failed.
 fn may_be_applied(error: &Error) -> bool {
     !matches!(error, Error::Api(status) if (400..500).contains(&status.code))
 }
 
-/// The API server did not do it.
+/// Converts an error of the API server to an internal error.
 fn internal(error: Error) -> SubresourceError {
     match error {
         Error::Api(status) => SubresourceError::internal(&status.message),

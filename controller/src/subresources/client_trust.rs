@@ -1,4 +1,4 @@
-//! The certificates that identify kube-apiserver, as it publishes them.
+//! The certificates that identify kube-apiserver, as kube-apiserver publishes them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,7 +20,7 @@ use x509_parser::parse_x509_certificate;
 
 use crate::certificates::ServedCertificate;
 
-/// The clients that the port trusts. Clones share one state.
+/// Clients that the port trusts. Clones share one state.
 #[derive(Clone)]
 pub(super) struct ClientTrust {
     certificate: Arc<dyn ResolvesServerCert>,
@@ -45,7 +45,7 @@ enum ClientTrustError {
 }
 
 impl ClientTrust {
-    /// Trusts no client until the ConfigMap exists; then trusts the clients that its current version names.
+    /// Trusts no client until the ConfigMap exists, and then the clients in its current version.
     pub(super) fn start(client: &Client, watches: &WatchStarter, certificate: ServedCertificate) -> Self {
         let trust = Self::new(Arc::new(certificate));
         let follower = trust.clone();
@@ -61,7 +61,7 @@ impl ClientTrust {
         trust
     }
 
-    /// Trusts no client.
+    /// Creates a state that trusts no client.
     pub(super) fn new(certificate: Arc<dyn ResolvesServerCert>) -> Self {
         let nobody = FrontProxy::default();
         #[expect(
@@ -78,7 +78,7 @@ impl ClientTrust {
         }
     }
 
-    /// Trusts the clients that the ConfigMap names. If its authorities cannot be used, logs that and trusts no client.
+    /// Trusts the clients in the ConfigMap. If its authorities cannot be used, logs a warning and trusts no client.
     pub(super) fn follow(&self, data: &BTreeMap<String, String>) {
         let mut proxy = FrontProxy::read(data);
         if proxy == self.current.read().proxy {
@@ -102,8 +102,8 @@ impl ClientTrust {
         Arc::clone(&self.current.read().config)
     }
 
-    /// Returns the user of a request, if kube-apiserver has sent the request: the handshake has verified the client's
-    /// certificate, and its name is kube-apiserver's.
+    /// Returns the user of a request that kube-apiserver has sent: the handshake has verified the client's certificate,
+    /// and its name is one of kube-apiserver.
     pub(super) fn user(&self, peer: Option<&CertificateDer<'_>>, headers: &HeaderMap) -> Option<RequestUser> {
         let (_, certificate) = parse_x509_certificate(peer?).ok()?;
         let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
@@ -118,7 +118,7 @@ impl ClientTrust {
     }
 }
 
-/// Returns a TLS configuration in which a client certificate is optional; one of the authorities must have signed it.
+/// Returns a TLS configuration in which a client certificate is optional. One of the authorities must have signed it.
 fn config(proxy: &FrontProxy, certificate: &Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, ClientTrustError> {
     let builder = tls_port::builder().map_err(ClientTrustError::Tls)?;
     let mut roots = RootCertStore::empty();

@@ -1,4 +1,4 @@
-//! The endpoints of operations on guests: their agents, and the sockets of their networks.
+//! The endpoints of operations on guests: the agents of guests, and sockets in their networks.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -23,9 +23,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An open connection to a guest.
 pub(super) struct Connected {
-    /// The instance as it was then.
+    /// Instance at the time of the connection.
     pub(super) instance: VirtualMachineInstance,
-    /// The connection.
+    /// Connection to the guest.
     pub(super) peer: StreamPeer,
 }
 
@@ -92,7 +92,8 @@ impl ApiCalls {
         Ok(SubresourceReply::Document(media_type, content))
     }
 
-    /// Opens a stream of the guest of an instance. If the guest has left its node meanwhile, the instance is read once more.
+    /// Opens a stream of the guest of an instance. If the guest has left its node in the meantime, the instance is read
+    /// once more.
     pub(super) async fn stream(
         &self,
         target: &SubresourceTarget,
@@ -126,7 +127,7 @@ impl ApiCalls {
         }))
     }
 
-    /// Connects to a port of the guest of an instance, or of a machine's instance.
+    /// Connects to a port of the guest of an instance, or of the instance of a machine.
     pub(super) async fn port_forward(&self, target: &SubresourceTarget) -> Result<Connected, SubresourceError> {
         let port = guest_commands::port(&target.rest)?;
         let instance = self.started_instance(target).await?;
@@ -146,8 +147,8 @@ impl ApiCalls {
 async fn connect(address: SocketAddr, port: ForwardedPort) -> io::Result<StreamPeer> {
     match port.transport {
         Transport::Tcp => {
-            // Without a user timeout, which would also end the connection to a guest that takes nothing for long, such
-            // as a paused one.
+            // The connection has no TCP user timeout, which would also end the connection to a guest that reads nothing
+            // for a long time, such as a paused one.
             let stream = timeout(CONNECT_TIMEOUT, KeepAlive::FOR_USERS.connect(address)).await??;
             Ok(StreamPeer::Bytes(Box::new(stream)))
         }

@@ -21,7 +21,7 @@ struct SubresourceLabels {
 /// Counters and durations of requests on the subresources port.
 #[derive(Clone, Debug)]
 pub(crate) struct SubresourceMetrics {
-    /// Failed TLS handshakes.
+    /// Number of failed TLS handshakes.
     pub(super) handshake_failures: Counter,
     requests: Family<SubresourceLabels, Counter>,
     duration: Histogram,
@@ -33,7 +33,7 @@ impl SubresourceMetrics {
         let metrics = Self {
             handshake_failures: Counter::default(),
             requests: Family::default(),
-            // From a millisecond to 16 s.
+            // Buckets from a millisecond to 16 s.
             duration: Histogram::new(exponential_buckets(0.001, 2.0, 15)),
         };
         registry.register(
@@ -55,7 +55,7 @@ impl SubresourceMetrics {
         metrics
     }
 
-    /// Counts a request, and how long it took.
+    /// Counts a request and its duration.
     pub(super) fn count_response(&self, request: &'static str, code: u16, after: Duration) {
         self.requests.get_or_create(&SubresourceLabels { request, code }).inc();
         self.duration.observe(after.as_secs_f64());

@@ -7,15 +7,15 @@ use axum::{
 };
 use serde_json::Value;
 
-/// The response to a request that succeeded.
+/// Response to a successful request.
 pub(super) enum SubresourceReply {
-    /// A document.
+    /// A JSON document.
     Json(StatusCode, Value),
-    /// Nothing but the code.
+    /// A status code without a body.
     Empty(StatusCode),
     /// A document of an agent, with its media type.
     Document(HeaderValue, Bytes),
-    /// The protocol changes.
+    /// The connection switches to another protocol.
     Upgrade(Response),
 }
 

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-/// The side that has ended the stream, or the time limit that has.
+/// Side or time limit that has ended the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndedSide {
-    /// The client.
+    /// The client has ended the stream.
     Client,
-    /// The guest.
+    /// The guest has ended the stream.
     Guest,
-    /// This process stops.
+    /// This process is stopping.
     Stopping,
-    /// Neither has sent data for this time.
+    /// Neither side has sent data for this time.
     Idle(Duration),
-    /// Neither, but this time is over.
+    /// The stream has been open for the maximum time.
     Expired(Duration),
 }
 
 impl EndedSide {
-    /// Returns the name for logs.
+    /// Returns the name of the side for logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",

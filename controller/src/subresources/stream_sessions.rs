@@ -20,12 +20,12 @@ use super::{
     websocket::{Closing, Handshake},
 };
 
-/// Maximum number of websockets of a user on one replica: a browser that uses a forwarded port opens dozens.
+/// Maximum number of websockets of a user on one replica. A browser that uses a forwarded port opens dozens of them.
 const MAX_PER_USER: usize = 128;
-/// RFC 6455 (7.4.1): the connection ends because of a rule of the server.
+/// Close code for a connection that ends because of a rule of the server (RFC 6455, 7.4.1).
 const POLICY: u16 = 1008;
 
-/// The websockets. Clones share one state.
+/// Open websockets. Clones share one state.
 #[derive(Clone)]
 pub(super) struct StreamSessions {
     client: Client,
@@ -35,7 +35,7 @@ pub(super) struct StreamSessions {
     process: Process,
 }
 
-/// A user's place for a websocket; released when dropped.
+/// Reservation of a websocket for a user. It is released when it is dropped.
 pub(super) struct UserPlace {
     sessions: StreamSessions,
     user: String,
@@ -52,10 +52,10 @@ impl StreamSessions {
         }
     }
 
-    /// Reserves a place for a websocket of a user.
+    /// Reserves a websocket for a user.
     ///
     /// # Errors
-    /// 429 if the user has as many as one may have.
+    /// 429 if the user has the maximum number of websockets.
     pub(super) fn place(&self, user: &str) -> Result<UserPlace, SubresourceError> {
         let mut by_user = self.by_user.lock();
         let count = by_user.entry(user.to_owned()).or_default();
@@ -71,7 +71,8 @@ impl StreamSessions {
         })
     }
 
-    /// Connects a client, once it has the response to its handshake, until a side ends or the process stops.
+    /// Connects a client to a guest once the client has the response to its handshake. The connection lasts until a
+    /// side ends it or the process stops.
     pub(super) fn begin(
         &self,
         handshake: Handshake,
@@ -102,8 +103,8 @@ impl StreamSessions {
         });
     }
 
-    /// Closes a websocket. If nothing is known about why the guest's side ended, the connection is dropped, of which
-    /// `virtctl` lists the possible causes.
+    /// Closes a websocket. If the reason for which the guest's side ended is unknown, the connection is dropped without
+    /// a reason, and `virtctl` lists the possible causes.
     async fn close(
         &self,
         operation: SubresourceOperation,

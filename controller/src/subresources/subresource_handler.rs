@@ -1,4 +1,4 @@
-//! Turns HTTP requests into operations: parses the path, authenticates the user, and checks the user's permissions.
+//! Converts HTTP requests into operations: parses the path, authenticates the user, and checks the user's permissions.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     stream_sessions::StreamSessions, websocket::Handshake,
 };
 
-/// The largest body that is read: a virtual machine, which API servers limit to 3 MiB.
+/// Maximum size of a request body: a virtual machine, which API servers limit to 3 MiB.
 const LARGEST: usize = 3 << 20;
 
 /// Serves requests.
@@ -49,7 +49,7 @@ pub(super) async fn serve(
     let reply = AssertUnwindSafe(requests.reply(&path, user, request)).catch_unwind();
     let reply = match tokio::time::timeout(requests.deadline, reply).await {
         Ok(Ok(reply)) => reply,
-        // One bad object is no reason to end the process; the panic has been logged.
+        // An object that causes a panic must not end the process. The panic has been logged.
         Ok(Err(_)) => Err(SubresourceError::internal(
             "the request failed; the controller's log has the cause",
         )),
@@ -130,7 +130,7 @@ impl SubresourceHandler {
         }
     }
 
-    /// Connects the client to a guest by a websocket.
+    /// Connects the client to a guest with a websocket.
     async fn connect(
         &self,
         operation: SubresourceOperation,
@@ -152,7 +152,7 @@ impl SubresourceHandler {
         Ok(SubresourceReply::Upgrade(response))
     }
 
-    /// Whether the user may do this to this object.
+    /// Checks whether the user may execute this request on this object.
     async fn authorize(
         &self,
         user: &RequestUser,
@@ -177,11 +177,11 @@ fn preserves_session(query: &str) -> bool {
     let value = pairs
         .find(|(name, _)| *name == "preserveSession")
         .map(|(_, value)| value);
-    // Go's strconv.ParseBool.
+    // Values that Go's `strconv.ParseBool` accepts as true.
     value.is_some_and(|value| ["1", "t", "T", "true", "TRUE", "True"].contains(&value))
 }
 
-/// Returns kube-apiserver's message.
+/// Returns the message of kube-apiserver for a missing permission.
 fn refusal(user: &RequestUser, verb: &str, target: &SubresourceTarget, reason: &str) -> String {
     let resource = match target.subresource.as_str() {
         "" => target.resource.plural().to_owned(),

@@ -1,4 +1,4 @@
-//! From TLS to the API server, which the test plays.
+//! Tests of all layers from TLS to the API server, which the tests simulate.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -115,7 +115,7 @@ fn setup() -> Setup {
 }
 
 impl Setup {
-    /// Sends a request of the user `ann`; returns the code and the body.
+    /// Sends a request of the user `ann`. Returns the status code and the body.
     fn send(&self, method: Method, path: &str, body: &str) -> impl Future<Output = (u16, Value)> + use<> {
         let request = Request::builder()
             .method(method)
@@ -123,7 +123,7 @@ impl Setup {
             .header("X-Remote-User", "ann")
             .header("X-Remote-Group", "dev")
             .header("X-Remote-Extra-Scopes", "all")
-            // Of use to streams alone.
+            // Only streams use the following headers.
             .header("Upgrade", "websocket")
             .header("Sec-WebSocket-Version", "13")
             .header("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
@@ -139,7 +139,7 @@ impl Setup {
     }
 }
 
-/// Responds to the access review of the user; returns its spec.
+/// Responds to the access review of the user. Returns the spec of the review.
 async fn review(server: &mut ApiServer, allowed: bool) -> Value {
     let received = server.next_request().await;
     assert_eq!(received.path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
@@ -331,7 +331,7 @@ async fn grace_period_is_given_back_after_each_write_fault() {
                     let received = written(&mut setup.server, Method::PATCH, GRACE).await;
                     assert_eq!(received.body[0]["op"], "test", "{fault:?} of {failing}");
                     assert_eq!(received.body[1]["op"], "remove", "{fault:?} of {failing}");
-                    // Without the change, the test fails.
+                    // If the change was not applied, the test in the patch fails.
                     match fault.is_executed() || failing == REQUEST {
                         true => received.with(&instance()),
                         false => received.refuse(422, "Invalid"),
@@ -542,7 +542,7 @@ async fn discovery_is_open_and_all_else_needs_the_front_proxy() {
     );
     assert_eq!(allowed, Some(403), "its user has no right");
 
-    // The authority changes: the next handshake knows the new one alone.
+    // After a change of the authority, the next handshake accepts only the new one.
     trust.follow(&other.config_map());
     assert_eq!(status(Some(authority.client("front-proxy")), start).await, None);
     let (allowed, _) = tokio::join!(

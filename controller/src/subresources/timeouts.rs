@@ -7,16 +7,16 @@ use parking_lot::Mutex;
 
 use super::stream_end::EndedSide;
 
-/// The time limits of streams. `None`: no limit.
+/// Time limits of streams; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StreamTimeouts {
-    /// The time without data in either direction.
+    /// Time limit without data in either direction.
     pub(crate) idle: Option<Duration>,
-    /// The total time.
+    /// Time limit of the whole stream.
     pub(crate) total: Option<Duration>,
 }
 
-/// The start of a stream, and the times of the last client message and of the last data.
+/// Start time of a stream, and the times of the last client message and of the last data.
 #[derive(Debug)]
 pub(super) struct StreamActivity {
     begin: Instant,
@@ -30,7 +30,7 @@ struct Last {
 }
 
 impl StreamActivity {
-    /// Returns the activity of a stream that begins now.
+    /// Returns the activity of a stream that starts now.
     pub(super) fn begin() -> Self {
         let now = Instant::now();
         Self {
@@ -42,7 +42,7 @@ impl StreamActivity {
         }
     }
 
-    /// Records a message of the client, of whatever kind.
+    /// Records a message of the client of any kind.
     pub(super) fn message(&self) {
         self.set(|last, now| last.message = Some(now));
     }
@@ -60,14 +60,14 @@ impl StreamActivity {
         *self.last.lock()
     }
 
-    /// Returns when the last message of the client came.
+    /// Returns the time of the last message of the client.
     pub(super) fn last_message(&self) -> Option<Instant> {
         self.last().message
     }
 }
 
 impl StreamTimeouts {
-    /// Waits until the stream has lasted too long.
+    /// Waits until the stream has exceeded a time limit.
     pub(super) async fn exceeded(self, activity: &StreamActivity) -> EndedSide {
         loop {
             let idle = self

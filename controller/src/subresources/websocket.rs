@@ -1,12 +1,12 @@
-//! The websockets of clients: their handshake, and the relay between one and a guest.
+//! The websockets of clients: their handshake, and the relay between a client and a guest.
 //!
 //! ```text
 //!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ StreamPeer: a stream of the agent, a TCP connection, a UDP socket
 //! ```
 //!
 //! Clients expect KubeVirt's protocol (`pkg/virt-api/rest/streamer.go`, v1.9.0): binary messages, the subprotocol
-//! `plain.kubevirt.io` if it is offered, no extensions. Drydock also pings idle clients, since load balancers end idle
-//! connections, and closes with a reason where it knows one.
+//! `plain.kubevirt.io` if it is offered, no extensions. In addition, Drydock pings idle clients, because load balancers
+//! close idle connections, and sends a reason with the close frame if it knows one.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -44,28 +44,29 @@ use super::{
     timeouts::{StreamActivity, StreamTimeouts},
 };
 
-/// KubeVirt's subprotocol.
+/// Subprotocol of KubeVirt.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
 /// Idle time after which a client is pinged.
 const PING_AFTER: Duration = Duration::from_secs(30);
-/// Number of unacknowledged pings after which a client is gone.
+/// Number of unacknowledged pings after which a client is considered lost.
 const MAX_UNACKNOWLEDGED: u32 = 3;
-/// Time for a client to take a message, after which it is gone as well: while output waits, no ping can be sent.
+/// Time limit for a client to receive a message, after which it is considered lost. No ping can be sent while output
+/// waits.
 const SEND_TIMEOUT: Duration = PING_AFTER.saturating_mul(MAX_UNACKNOWLEDGED);
-/// Size of a read from the guest, and so of a message to the client, in bytes.
+/// Size of a read from the guest and therefore of a message to the client, in bytes.
 const BUFFER: usize = 32 * 1024;
-/// Maximum size of a message of a client, in bytes: virtctl copies up to 32 KiB at once.
+/// Maximum size of a message of a client, in bytes. virtctl copies up to 32 KiB at once.
 const LARGEST_MESSAGE: usize = 128 * 1024;
 
 /// A connection of any kind.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// The peer to which a client is connected.
+/// Peer that a client is connected to.
 pub(super) enum StreamPeer {
-    /// Bytes.
+    /// A stream of bytes.
     Bytes(Box<dyn Duplex>),
-    /// Datagrams, of which each is a message.
+    /// Datagrams. Each datagram is a message.
     Datagrams(UdpSocket),
 }
 
@@ -77,7 +78,7 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Checks that a request is one for a websocket (RFC 6455, 4.2.1).
+    /// Checks that a request is a websocket handshake (RFC 6455, 4.2.1).
     ///
     /// # Errors
     /// 400 if it is not.
@@ -117,7 +118,7 @@ impl Handshake {
     /// Waits until the response has been sent.
     ///
     /// # Errors
-    /// If the client has gone.
+    /// If the client has closed the connection.
     pub(super) async fn complete(self) -> Result<WebSocket, hyper::Error> {
         let upgraded = self.upgrade.await?;
         Ok(WebSocket::new(Box::new(TokioIo::new(upgraded))).await)
@@ -139,7 +140,7 @@ impl WebSocket {
     async fn new(stream: Box<dyn Duplex>) -> Self {
         let config = WebSocketConfig::default()
             .read_buffer_size(BUFFER)
-            // Each message is written at once.
+            // Each message is written immediately.
             .write_buffer_size(0)
             .max_write_buffer_size(2 * BUFFER)
             .max_message_size(Some(LARGEST_MESSAGE))
@@ -147,8 +148,8 @@ impl WebSocket {
         Self(WebSocketStream::from_raw_socket(stream, Role::Server, Some(config)).await)
     }
 
-    /// Copies in both directions until one side ends, a timeout is exceeded, or this process begins `stopping`. A slow side
-    /// makes the other wait.
+    /// Copies in both directions until one side ends, a timeout is exceeded, or `stopping` is cancelled. A slow side
+    /// delays the other one.
     pub(super) async fn relay(
         self,
         peer: StreamPeer,
@@ -171,7 +172,7 @@ impl WebSocket {
     }
 }
 
-/// A websocket on which only the close frame is left to send.
+/// A websocket to which only the close frame can still be sent.
 pub(super) struct Closing(SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>);
 
 impl Closing {
@@ -182,7 +183,7 @@ impl Closing {
             code: CloseCode::from(close.code),
             reason: close.reason.as_str().into(),
         };
-        // A client that has gone needs no reason.
+        // An error is ignored, because a client that has closed the connection needs no reason.
         let _ = timeout(TIMEOUT, self.0.send(Message::Close(Some(frame)))).await;
     }
 }
@@ -217,7 +218,7 @@ async fn to_client(
     }
 }
 
-/// Ends when the client closes the websocket, or drops its connection without that, as virtctl does.
+/// Forwards messages of the client. Ends when the client closes the websocket, or drops its connection like virtctl.
 async fn to_peer(
     mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>,
     mut guest: WebSocketWriter,
@@ -237,7 +238,7 @@ async fn to_peer(
         }
         activity.data();
         if guest.write(&data).await.is_err() {
-            // The other direction determines the reason, after it has forwarded the guest's last data.
+            // The other direction returns the reason, after it has forwarded the last data of the guest.
             std::future::pending::<()>().await;
         }
     }
@@ -277,8 +278,8 @@ impl Reader {
             Self::Bytes(reader) => reader.read(buffer).await,
             Self::Datagrams(socket) => loop {
                 match socket.recv(buffer).await {
-                    // An empty datagram would be an empty message, which clients ignore; a refused one is the error of
-                    // an earlier one.
+                    // An empty datagram would be an empty message, which clients ignore. A refused datagram reports the
+                    // error of an earlier one.
                     Ok(0) => {}
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                     result => return result,
@@ -295,7 +296,7 @@ impl WebSocketWriter {
                 writer.write_all(data).await?;
                 writer.flush().await
             }
-            // A datagram may be lost.
+            // The error is ignored, because datagrams may be lost.
             Self::Datagrams(socket) => {
                 let _ = socket.send(data).await;
                 Ok(())
@@ -326,7 +327,7 @@ mod tests {
             ("connection", "Upgrade"),
             ("upgrade", "WebSocket"),
             ("sec-websocket-version", "13"),
-            // The example of RFC 6455, 1.3.
+            // Example of RFC 6455, 1.3.
             ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
         ];
         for (offered, expected) in [
@@ -434,11 +435,11 @@ mod tests {
             relay,
         } = setup().await;
         for _ in 0..10 {
-            // Reading responds to the ping.
+            // The client responds to the ping when it reads.
             assert!(client.next().await.unwrap().unwrap().is_ping());
             client.flush().await.unwrap();
         }
-        // Nothing is read any more.
+        // The client does not read any more.
         assert_eq!(relay.await.unwrap().0, EndedSide::Client);
         drop((client, guest));
     }
@@ -472,7 +473,7 @@ mod tests {
         })
         .await;
         let begin = tokio::time::Instant::now();
-        // Data of either side begins the time anew.
+        // Data of either side restarts the idle time.
         tokio::time::sleep(Duration::from_secs(60)).await;
         guest.write_all(b"a").await.unwrap();
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -501,7 +502,7 @@ mod tests {
         })
         .await;
         let begin = tokio::time::Instant::now();
-        // Ends when the relay has dropped the guest's side.
+        // The loop ends when the relay has dropped the guest's side.
         while guest.write_all(b"a").await.is_ok() {
             tokio::time::sleep(Duration::from_secs(9)).await;
         }
@@ -519,7 +520,7 @@ mod tests {
         } = setup().await;
         let block = vec![0; 4096];
         let mut written = 0;
-        // Ends when nothing more is taken.
+        // The loop ends when the relay reads nothing more.
         while timeout(Duration::from_millis(200), guest.write_all(&block))
             .await
             .is_ok()
@@ -546,7 +547,8 @@ mod tests {
         assert_eq!(end, EndedSide::Client);
     }
 
-    /// A frame of a client, which is masked (RFC 6455, 5.2), and the data that reaches the guest if it is one with data.
+    /// Returns a masked frame of a client (RFC 6455, 5.2), and the data that reaches the guest, which is empty for
+    /// control frames.
     fn frame() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
         let kind = prop::sample::select(vec![1_u8, 2, 9, 10]);
         (kind, prop::collection::vec(b' '..=b'~', 0..200), any::<[u8; 4]>()).prop_map(|(kind, mut data, mask)| {
@@ -565,8 +567,8 @@ mod tests {
         })
     }
 
-    /// Feeds a relay with bytes of a client in pieces of this size, and returns what the guest has received when the client
-    /// is gone.
+    /// Sends bytes of a client to a relay in pieces of this size. Returns the data that the guest has received when the
+    /// client has closed the connection.
     fn received(bytes: &[u8], piece: usize) -> Vec<u8> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -583,12 +585,11 @@ mod tests {
                 drop(closing);
                 end
             };
-            // The client has sent all, and still reads: a relay that cannot respond to a ping of a client that is gone
-            // stops reading.
+            // The client has sent everything, but still reads: a relay that cannot respond to a ping stops reading.
             let (mut replies, mut requests) = split(client);
             let send = async {
                 for piece in bytes.chunks(piece) {
-                    // The relay has ended for bytes that are no frame.
+                    // The relay ends if the bytes are not a frame.
                     if requests.write_all(piece).await.is_err() {
                         break;
                     }
@@ -613,7 +614,7 @@ mod tests {
             let bytes: Vec<u8> = frames.iter().flat_map(|(frame, _)| frame.clone()).collect();
             let expected: Vec<u8> = frames.iter().flat_map(|(_, data)| data.clone()).collect();
             prop_assert_eq!(&received(&bytes, piece), &expected);
-            // Of a stream that is cut the guest has whole messages only.
+            // If the stream is truncated, the guest receives whole messages only.
             let cut = received(&bytes[..bytes.len().saturating_sub(lost)], piece);
             prop_assert!(expected.starts_with(&cut));
             let ends = (0..=frames.len()).map(|count| frames[..count].iter().map(|(_, data)| data.len()).sum::<usize>());
@@ -627,7 +628,7 @@ mod tests {
             let mut bytes: Vec<u8> = frames.iter().flat_map(|(frame, _)| frame.clone()).collect();
             let at = at.index(bytes.len() + 1);
             bytes.splice(at..at, noise);
-            // No more reaches the guest than was sent.
+            // The guest does not receive more data than was sent.
             prop_assert!(received(&bytes, 16).len() <= bytes.len());
         }
     }

@@ -17,11 +17,11 @@ use serde::de::DeserializeOwned;
 
 use super::{Uninstall, UninstallError};
 
-/// Maximum number of objects read per kind; the API server reports how many more there are.
+/// Maximum number of objects read per kind. The API server reports the number of further objects.
 const READ: u32 = 100;
 
 impl Uninstall {
-    /// Fails if something needs Drydock.
+    /// Fails if other objects need Drydock.
     pub(super) async fn refuse_if_in_use(&self) -> Result<(), UninstallError> {
         let left = self
             .persist("list virtual machines", async || self.left().await)
@@ -47,7 +47,7 @@ impl Uninstall {
                 &all,
             )
             .await?,
-            // A pod without its instance, such as after finalizers were removed by hand, still runs a guest.
+            // A pod without its instance still runs a guest. This happens if finalizers were removed manually.
             listed("virt-launcher Pod", &Api::<Pod>::all(client()), &guests).await?,
         ];
         for group in Group::ALL {
@@ -58,7 +58,7 @@ impl Uninstall {
     }
 }
 
-/// Returns the objects of a kind. If the API server does not serve the kind, there are none.
+/// Returns the objects of a kind. There are none if the API server does not serve the kind.
 async fn listed<K>(kind: &'static str, api: &Api<K>, which: &ListParams) -> kube::Result<RemainingObjects>
 where
     K: Resource + Clone + Debug + DeserializeOwned,

@@ -1,4 +1,4 @@
-//! The steps that change something.
+//! The steps of the uninstallation that change objects.
 
 use std::fmt::Debug;
 
@@ -31,9 +31,9 @@ use crate::{
     requests::without_finalizer,
 };
 
-/// The DaemonSet of the agents.
+/// Name of the DaemonSet of the agents.
 const AGENTS: &str = "drydock-agent";
-/// The Deployment of the controllers.
+/// Name of the Deployment of the controllers.
 const CONTROLLERS: &str = "drydock-controller";
 /// Maximum number of nodes that are changed concurrently.
 const MAX_CONCURRENT_NODES: usize = 8;
@@ -43,7 +43,8 @@ impl Uninstall {
     pub(super) async fn delete_workloads(&self) -> Result<(), UninstallError> {
         let agents = Api::<DaemonSet>::namespaced(self.client.clone(), &self.namespace);
         let controllers = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
-        // The controllers may not have seen yet that the last virtual machine was deleted, and refuse for a moment.
+        // The controllers may not know yet that the last virtual machine was deleted, and refuse the deletion for a
+        // moment.
         self.persist("delete the agents' DaemonSet", async || delete(&agents, AGENTS).await)
             .await?;
         self.persist("delete the controllers' Deployment", async || {
@@ -63,8 +64,8 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Deletes the APIServices that the controllers served. While an API is registered and not served, the API server
-    /// deletes no namespace.
+    /// Deletes the APIServices that the controllers served. The API server deletes no namespace while an API is
+    /// registered but not served.
     pub(super) async fn delete_api_services(&self) -> Result<(), UninstallError> {
         let api = Api::<APIService>::all(self.client.clone());
         for name in API_SERVICES {
@@ -77,7 +78,7 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Removes the finalizers of migrations, whose CustomResourceDefinition could not be deleted otherwise.
+    /// Removes the finalizers of migrations. Otherwise their CustomResourceDefinition could not be deleted.
     pub(super) async fn release_migrations(&self) -> Result<(), UninstallError> {
         self.persist("remove the finalizers of migrations", async || {
             let all = Api::<VirtualMachineInstanceMigration>::all(self.client.clone());
@@ -106,7 +107,7 @@ impl Uninstall {
         .await
     }
 
-    /// Removes the folders on the nodes with the pods of the DaemonSet for that purpose, if it exists.
+    /// Removes the folders on the nodes with the pods of the DaemonSet for this purpose, if it exists.
     pub(super) async fn remove_folders(&self) -> Result<(), UninstallError> {
         let sets = Api::<DaemonSet>::namespaced(self.client.clone(), &self.folders_namespace);
         let set = self
@@ -229,7 +230,7 @@ where
     unless_missing(api.delete(name, &DeleteParams::default()).await).map(drop)
 }
 
-/// Returns `None` if the object, or its kind, does not exist.
+/// Converts a result to `None` if the object or its kind does not exist.
 fn unless_missing<T>(result: kube::Result<T>) -> kube::Result<Option<T>> {
     match result {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),

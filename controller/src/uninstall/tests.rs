@@ -1,4 +1,4 @@
-//! Tests of the steps against a fake API server.
+//! Tests of the steps with a simulated API server.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,7 +25,7 @@ fn uninstall(client: Client) -> Uninstall {
     }
 }
 
-/// Responds to the six lists of objects that need Drydock. A kind without a response here is not served.
+/// Responds to the six lists of objects that need Drydock. A kind that `responses` does not have is not served.
 async fn lists(server: &mut ApiServer, responses: &[(&str, Value)]) {
     for _ in 0..6 {
         let request = server.next_request().await;
@@ -38,7 +38,7 @@ async fn lists(server: &mut ApiServer, responses: &[(&str, Value)]) {
     }
 }
 
-/// Returns a list of metadata.
+/// Returns a list of objects with metadata only.
 fn metadata(names: &[(&str, &str)], more: i64) -> Value {
     let items = names.iter().map(|(namespace, name)| {
         json!({
@@ -85,7 +85,7 @@ async fn refused_request_is_repeated_until_the_time_is_over() {
     let (client, mut server) = api_server();
     let uninstall = uninstall(client);
     let serve = async {
-        // The webhook has not seen yet that the last virtual machine was deleted.
+        // The webhook does not know yet that the last virtual machine was deleted.
         server.next_request().await.refuse(403, "Forbidden");
         server.next_request().await.with(&json!({"items": [], "metadata": {}}));
     };
@@ -209,7 +209,7 @@ async fn labels_and_conditions_of_a_node_are_removed() {
     assert!(server.is_left_alone().await);
 }
 
-/// All steps, run by one Job and, if that is interrupted, by the next.
+/// A scenario with all steps, run by one Job and, if that is interrupted, by the next one.
 struct Removal {
     uninstall: Uninstall,
     is_done: AtomicBool,

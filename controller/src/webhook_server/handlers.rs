@@ -33,7 +33,7 @@ where
 }
 
 impl Handler {
-    /// Gives the handler this long to respond, instead of the server's deadline.
+    /// Sets the deadline of the handler, which replaces the server's.
     pub(crate) fn within(self, deadline: Duration) -> Self {
         Self {
             deadline: Some(deadline),
@@ -41,7 +41,7 @@ impl Handler {
         }
     }
 
-    /// Returns how long the handler has to respond; `None`: the server's deadline.
+    /// Returns the deadline of the handler; `None` means the server's deadline.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
@@ -63,7 +63,7 @@ impl FromIterator<(&'static str, Handler)> for Handlers {
 }
 
 impl Handlers {
-    /// Adds the handlers of other paths.
+    /// Adds other handlers.
     pub(crate) fn and(mut self, others: Self) -> Self {
         self.0.extend(others.0);
         self

@@ -38,7 +38,7 @@ pub(crate) struct WebhookMetrics {
 impl WebhookMetrics {
     /// Registers the metrics in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        // From a quarter of a millisecond to 4 s.
+        // Buckets from a quarter of a millisecond to 4 s.
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 2.0, 15));
         let metrics = Self {
             handshake_failures: Counter::default(),
@@ -71,7 +71,7 @@ impl WebhookMetrics {
             .observe(after.as_secs_f64());
     }
 
-    /// Returns how many requests had this verdict.
+    /// Returns the number of requests with this verdict.
     #[cfg(test)]
     pub(super) fn count(&self, path: &'static str, verdict: &'static str) -> u64 {
         self.requests.get_or_create(&ReviewLabels { path, verdict }).get()

@@ -1,4 +1,4 @@
-//! Turns any HTTP request into a verdict or an error response.
+//! Converts an HTTP request into a verdict or an error response.
 
 use std::{error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -26,11 +26,11 @@ use super::{
     metrics::{NO_PATH, WebhookMetrics},
 };
 
-/// The largest review that is read, in bytes: twice an object, which API servers limit to 3 MiB or less, and room for
-/// the fields around it.
+/// Maximum size of a review that is read, in bytes. A review may have two versions of an object, which API servers
+/// limit to 3 MiB or less, and further fields.
 const LARGEST: usize = 8 << 20;
 
-/// Why there is no verdict.
+/// Reason why there is no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReviewFailure {
     /// The path has no handler.
@@ -39,7 +39,7 @@ pub(super) enum ReviewFailure {
     WrongMethod,
     /// The body is larger than [`LARGEST`].
     TooLarge,
-    /// The connection ended before the body did.
+    /// The connection ended before the end of the body.
     BrokenOff,
     /// The body is not an AdmissionReview.
     Unreadable,
@@ -143,7 +143,7 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
             );
             match judged.await {
                 Ok(Ok(verdict)) => verdict,
-                // One bad object must not end the process; the panic has been logged.
+                // An object that causes a panic must not end the process. The panic has been logged.
                 Ok(Err(_)) => Err(ReviewFailure::Failed.into()),
                 Err(_) => Err(ReviewFailure::TooLate.into()),
             }
@@ -181,7 +181,7 @@ fn written(verdict: AdmissionResponse) -> Response {
     }
 }
 
-/// Logs a refusal at a level that reflects whether it needs attention.
+/// Logs a refusal at a level that depends on whether it needs attention.
 fn log(path: &str, refusal: ReviewFailure, detail: Option<&str>) {
     let reason = refusal.reason();
     match refusal {

@@ -1,4 +1,4 @@
-//! A test client that sends reviews as an API server does, with its own clock and CA bundle.
+//! A test client that sends reviews like an API server, with its own clock and CA bundle.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ impl TimeProvider for Fixed {
 #[derive(Debug)]
 pub(crate) struct TestConnection {
     stream: TlsStream<TcpStream>,
-    /// The certificate that the server presented.
+    /// Certificate that the server presented.
     pub(crate) certificate: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct TestConnection {
 #[derive(Debug)]
 pub(crate) struct TestResponse {
     pub(crate) status: u16,
-    /// In lower case.
+    /// Status line and headers in lower case.
     pub(crate) head: String,
     pub(crate) body: String,
 }
@@ -63,7 +63,7 @@ impl TestConnection {
         Self::open_as(None, address, name, bundle, now).await
     }
 
-    /// The same with a certificate of its own.
+    /// Connects like [`Self::open`], with a client certificate.
     pub(crate) async fn open_as(
         identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
         address: SocketAddr,
@@ -128,7 +128,7 @@ impl TestConnection {
     }
 }
 
-/// Returns a review of a VirtualMachine that is created.
+/// Returns a review of a VirtualMachine that is being created.
 pub(crate) fn review(uid: &str) -> Value {
     let version = json!({"group": "kubevirt.io", "version": "v1"});
     let (mut kind, mut resource) = (version.clone(), version);

@@ -19,7 +19,7 @@ use crate::certificates::{ServedCertificate, self_made};
 
 const NAME: &str = "drydock-webhooks.drydock.svc";
 const PATH: &str = "/validate/virtualmachines";
-/// Its handler has a deadline of its own.
+/// Path whose handler has a deadline of its own.
 const HURRIED: &str = "/validate/hurried";
 
 async fn judge(request: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
@@ -43,7 +43,7 @@ struct Served {
     readiness: Readiness,
 }
 
-/// Starts a server with a certificate. Returns it with what a client needs to connect.
+/// Starts a server with a certificate. Returns the server with everything that a client needs to connect.
 async fn served(leave: Duration, deadline: Duration) -> Served {
     let readiness = Readiness::new();
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
@@ -169,7 +169,7 @@ async fn oversized_request_is_not_read() {
     connection.send_raw(head.as_bytes()).await.unwrap();
     let chunk = [b"100000\r\n".as_slice(), &[b'x'; 1 << 20], b"\r\n"].concat();
     for _ in 0..9 {
-        // The server may refuse it before everything is sent.
+        // The server may reject the request before all of it is sent.
         if connection.send_raw(&chunk).await.is_err() {
             break;
         }
@@ -194,7 +194,7 @@ async fn stopping_server_finishes_requests_and_refuses_new_requests() {
         body.len()
     );
     busy.send_raw(head.as_bytes()).await.unwrap();
-    // Once this request has its response, the server has also begun to read the other one.
+    // When this request has its response, the server has also started to read the other one.
     idle.send("POST", PATH, body.as_bytes()).await.unwrap();
 
     served.process.stop();

@@ -1,12 +1,12 @@
-//! Misconfigurations of a cluster that runs Drydock, each with what helps against it.
+//! Finds misconfigurations of a cluster that runs Drydock, each with a remedy.
 //!
 //! ```text
 //!  Survey: objects as read, and what could not be read ─▶ each rule of each section ─▶ CheckReport ─┬─▶ text
 //!                                                                                                   └─▶ JSON
 //! ```
 //!
-//! A rule lists the resources that it needs. If one of them could not be read, its check is skipped: nothing unknown is
-//! reported as right. Rules read objects alone, never Secrets, and take the time from the survey.
+//! A rule lists the resources that it needs. If one of them could not be read, the check is skipped, so that nothing
+//! unknown is reported as right. Rules read objects only, never Secrets, and take the time from the survey.
 
 mod agents;
 mod certificate;
@@ -54,7 +54,7 @@ use crate::{
     snapshot::{ClusterObjects, Snapshot, UnreadKind},
 };
 
-/// Label with the name of a component, and its values for Drydock's own (`deploy/`).
+/// Label with the name of a component. The next two constants are its values for Drydock's own components (`deploy/`).
 const NAME: &str = "app.kubernetes.io/name";
 const CONTROLLER: &str = "drydock-controller";
 const AGENT: &str = "drydock-agent";
@@ -65,12 +65,14 @@ pub const WEBHOOKS: &str = "drydock";
 /// CustomResourceDefinition by which KubeVirt's own operator is configured.
 pub const KUBEVIRT_DEFINITION: &str = "kubevirts.kubevirt.io";
 
-/// Everything that is checked. The snapshot has the objects that plans need, too, and names what could not be read.
+/// Input of the checks.
+///
+/// The snapshot also has the objects that plans need, and lists the kinds of objects that could not be read.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
-    /// Nodes, their agents' reports, pods, virtual machines, configuration and maintenances.
+    /// Nodes, the reports of their agents, pods, virtual machines, configuration objects and maintenances.
     pub snapshot: Snapshot,
-    /// The API server's version, such as `v1.36.3`.
+    /// Version of the API server, such as `v1.36.3`.
     pub version: Option<String>,
     /// All Deployments.
     pub deployments: Vec<Deployment>,
@@ -78,19 +80,19 @@ pub struct Survey {
     pub daemon_sets: Vec<DaemonSet>,
     /// All CronJobs.
     pub cron_jobs: Vec<CronJob>,
-    /// The MutatingWebhookConfigurations.
+    /// All MutatingWebhookConfigurations in the survey.
     pub mutating: Vec<MutatingWebhookConfiguration>,
-    /// The ValidatingWebhookConfigurations.
+    /// All ValidatingWebhookConfigurations in the survey.
     pub validating: Vec<ValidatingWebhookConfiguration>,
-    /// The admission policies.
+    /// ValidatingAdmissionPolicies.
     pub policies: Vec<ValidatingAdmissionPolicy>,
-    /// The bindings that put the policies in force.
+    /// Bindings that put the policies in force.
     pub policy_bindings: Vec<ValidatingAdmissionPolicyBinding>,
-    /// The APIServices.
+    /// APIServices.
     pub api_services: Vec<APIService>,
-    /// The CustomResourceDefinitions of Drydock, and that of KubeVirt's operator.
+    /// CustomResourceDefinitions of Drydock, and the one of KubeVirt's operator.
     pub definitions: Vec<CustomResourceDefinition>,
-    /// All Leases: the newest of them is the cluster's own time.
+    /// All Leases. The newest renewal time is taken for the time of the cluster.
     pub leases: Vec<Lease>,
     /// All namespaces.
     pub namespaces: Vec<Namespace>,
@@ -98,20 +100,20 @@ pub struct Survey {
     pub quotas: Vec<ResourceQuota>,
     /// EndpointSlices of the Service [`SERVICE`].
     pub endpoints: Vec<EndpointSlice>,
-    /// The user's rights.
+    /// Rights of the user.
     pub rights: Vec<Right>,
 }
 
 /// A right, and whether the user has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// The verb, such as `create`.
+    /// Verb of the request, such as `create`.
     pub verb: &'static str,
-    /// The resource, such as `nodemaintenances`.
+    /// Resource of the request, such as `nodemaintenances`.
     pub resource: &'static str,
-    /// Its API group.
+    /// API group of the resource.
     pub group: &'static str,
-    /// Whether the user may.
+    /// Whether the user has the right.
     pub allowed: bool,
 }
 
@@ -119,18 +121,18 @@ pub struct Right {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckOutcome {
-    /// Nothing was found.
+    /// The check found no deviation.
     Ok,
-    /// It could not be checked.
+    /// The check could not be carried out.
     Skipped,
-    /// Nothing is blocked or lost yet.
+    /// The check found a deviation that does not block or lose anything yet.
     Warning,
-    /// Something does not work, or would block a drain.
+    /// The check found something that does not work or would block a drain.
     Error,
 }
 
 impl CheckOutcome {
-    /// Returns the word.
+    /// Returns the outcome as a word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -140,7 +142,7 @@ impl CheckOutcome {
         }
     }
 
-    /// Returns the mark beside the word.
+    /// Returns the symbol that is printed with the outcome.
     pub fn mark(self) -> char {
         match self {
             Self::Ok => '√',
@@ -151,13 +153,13 @@ impl CheckOutcome {
     }
 }
 
-/// Everything that was checked.
+/// Result of all checks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckReport {
-    /// When the objects were read.
+    /// Time at which the objects were read.
     pub at: Timestamp,
-    /// The checks.
+    /// Sections with the results of their checks.
     pub sections: Vec<Section>,
     /// Kinds of objects that could not be read.
     pub unread: Vec<UnreadKind>,
@@ -166,31 +168,31 @@ pub struct CheckReport {
 /// Checks of one part of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Section {
-    /// Its title.
+    /// Title of the section.
     pub title: &'static str,
-    /// The checks.
+    /// Results of the checks in this section.
     pub checks: Vec<Check>,
 }
 
-/// One check.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The expectation, as a stable text.
+    /// Expectation that the check verifies, as a stable text.
     pub name: &'static str,
-    /// The worst of the findings.
+    /// Most serious outcome of the findings.
     pub outcome: CheckOutcome,
-    /// The deviations; if the check was skipped, the reason.
+    /// Deviations. If the check was skipped, the reason.
     pub findings: Vec<Finding>,
 }
 
-/// Something that is not as expected.
+/// A deviation from the expectation of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Its severity.
+    /// Severity of the finding.
     pub outcome: CheckOutcome,
-    /// The deviation and its consequences.
+    /// Description of the deviation and its consequences.
     pub message: String,
-    /// The remedy.
+    /// Action that resolves the finding.
     pub remedy: Option<Remedy>,
 }
 
@@ -211,7 +213,7 @@ impl Finding {
         }
     }
 
-    /// Adds what helps, without a command for it.
+    /// Sets a remedy without a command.
     fn helps(mut self, text: impl Into<String>) -> Self {
         self.remedy = Some(Remedy {
             text: text.into(),
@@ -220,7 +222,7 @@ impl Finding {
         self
     }
 
-    /// Adds what helps, and the command that does it.
+    /// Sets a remedy with the command that carries it out.
     fn helps_by(mut self, text: impl Into<String>, command: impl Into<String>) -> Self {
         self.remedy = Some(Remedy {
             text: text.into(),
@@ -229,26 +231,26 @@ impl Finding {
         self
     }
 
-    /// Adds that Drydock's manifests are to be applied again.
+    /// Sets the remedy of applying Drydock's manifests again.
     fn helps_to_apply(self) -> Self {
         self.helps_by("apply Drydock's manifests again", "kubectl apply -k deploy")
     }
 }
 
-/// One rule: a check before it is carried out.
+/// Definition of a check.
 struct Rule {
     name: &'static str,
-    /// Resources without which nothing can be concluded.
+    /// Resources that the check cannot do without. If one of them could not be read, the check is skipped.
     needs: &'static [&'static str],
     find: fn(&RuleContext<'_>) -> Vec<Finding>,
 }
 
-/// The survey with what follows from it for several rules.
+/// The survey, and data that several rules derive from it.
 struct RuleContext<'a> {
     survey: &'a Survey,
     snapshot: &'a Snapshot,
     world: ClusterObjects<'a>,
-    /// The cluster's own time.
+    /// Time of the cluster, see [`cluster_time`].
     now: Timestamp,
 }
 
@@ -262,25 +264,25 @@ impl<'a> RuleContext<'a> {
         }
     }
 
-    /// Returns the controller's Deployments, in any namespace.
+    /// Returns the Deployments of the controller, in any namespace.
     fn controllers(&self) -> impl Iterator<Item = &'a Deployment> {
         let all = self.survey.deployments.iter();
         all.filter(|object| is_own(&object.metadata, CONTROLLER))
     }
 
-    /// Returns the agents' DaemonSet, in any namespace.
+    /// Returns the DaemonSet of the agents, in any namespace.
     fn agents(&self) -> Option<&'a DaemonSet> {
         let mut all = self.survey.daemon_sets.iter();
         all.find(|object| is_own(&object.metadata, AGENT))
     }
 
-    /// Returns the pods of one of Drydock's own parts.
+    /// Returns the pods of one component of Drydock that are not being deleted.
     fn own_pods(&self, name: &'static str) -> impl Iterator<Item = &'a Pod> {
         let all = self.snapshot.pods.iter().map(|pod| &**pod);
         all.filter(move |pod| is_own(&pod.metadata, name) && pod.metadata.deletion_timestamp.is_none())
     }
 
-    /// Returns the namespace that Drydock is installed in: that of its controller.
+    /// Returns the namespace that Drydock is installed in, which is the namespace of its controller.
     fn namespace(&self) -> &'a str {
         let mut all = self.controllers();
         let found = all.next().and_then(|object| object.metadata.namespace.as_deref());
@@ -302,7 +304,7 @@ const SECTIONS: [(&str, &[Rule]); 10] = [
     ("Rights", rights::RULES),
 ];
 
-/// Checks everything.
+/// Runs all checks.
 pub fn check(survey: &Survey) -> CheckReport {
     let context = RuleContext::of(survey);
     CheckReport {
@@ -349,8 +351,8 @@ impl CheckReport {
     }
 }
 
-/// Returns the cluster's own time: that of the newest renewal of any Lease, which a component of Kubernetes writes every few
-/// seconds; or that of the survey if it is earlier. The clock of the user's machine alone may be fast.
+/// Returns the time of the cluster: the newest renewal time of any Lease, or the time of the survey if that is earlier.
+/// A component of Kubernetes renews a Lease every few seconds. The clock of the user's machine may be fast.
 fn cluster_time(survey: &Survey) -> Timestamp {
     let renewals = survey.leases.iter().filter_map(renewed_at);
     renewals.max().unwrap_or(survey.snapshot.at).min(survey.snapshot.at)
@@ -361,13 +363,13 @@ fn renewed_at(lease: &Lease) -> Option<Timestamp> {
     spec.renew_time.as_ref().map(|time| time.0)
 }
 
-/// Returns whether an object is a part of Drydock of this name.
+/// Returns whether an object belongs to the component of Drydock with this name.
 fn is_own(metadata: &ObjectMeta, name: &str) -> bool {
     let label = |key: &str| metadata.labels.as_ref().and_then(|labels| labels.get(key));
     label(NAME).is_some_and(|value| value == name) && label(PART_OF).is_some_and(|value| value == DRYDOCK)
 }
 
-/// Returns `namespace/name`, or the name of an object that has no namespace.
+/// Returns `namespace/name`, or the name alone if the object has no namespace.
 fn full_name(metadata: &ObjectMeta) -> String {
     let name = metadata.name.as_deref().unwrap_or_default();
     match &metadata.namespace {
@@ -384,12 +386,12 @@ fn name_of(metadata: &ObjectMeta) -> &str {
     metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Returns how long ago something was, at least 0.
+/// Returns the seconds from `then` to `now`, at least 0.
 fn since(now: Timestamp, then: Timestamp) -> u64 {
     u64::try_from(now.duration_since(then).as_secs()).unwrap_or(0)
 }
 
-/// Returns whether something was longer ago than a limit.
+/// Returns whether more time than `limit` has passed from `then` to `now`.
 fn is_older(now: Timestamp, then: Timestamp, limit: SignedDuration) -> bool {
     now.duration_since(then) > limit
 }

@@ -1,4 +1,4 @@
-//! The course of a drain as events: what has changed between two reports.
+//! The course of a drain as events, which are the differences of two reports.
 
 use drydock_api::hypervisor::{DrainStatus, RemainingGuest, RemainingState};
 use jiff::Timestamp;
@@ -6,21 +6,21 @@ use serde::Serialize;
 
 use crate::nodes::counts;
 
-/// Something that has happened in a drain.
+/// A change in the course of a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainEvent {
-    /// When it was seen.
+    /// Time at which the change was seen.
     pub at: Timestamp,
-    /// The node.
+    /// Name of the node.
     pub node: String,
     /// Namespace and name of the virtual machine; `-` if the event is about the node.
     pub object: String,
-    /// The state now: `Emptying`, `Moving`, `Waiting`, `Blocked`, `ShuttingDown`, `Left`, `Empty`, `Open`.
+    /// New state: `Emptying`, `Moving`, `Waiting`, `Blocked`, `ShuttingDown`, `Left`, `Empty`, `Open`.
     pub state: &'static str,
-    /// Why, in one CamelCase word; `-` if there is no reason.
+    /// Reason for the change, in one CamelCase word; `-` if there is no reason.
     pub reason: String,
-    /// The same for people.
+    /// Human-readable message.
     pub message: String,
 }
 
@@ -37,7 +37,7 @@ impl DrainEvent {
         }
     }
 
-    /// Returns it as one line: time, node, object, state, reason, message.
+    /// Returns the event as one line: time, node, object, state, reason, message.
     pub fn line(&self) -> String {
         let at = self.at.strftime("%Y-%m-%dT%H:%M:%SZ");
         let line = format!(
@@ -48,7 +48,7 @@ impl DrainEvent {
     }
 }
 
-/// Returns what has changed on a node between two reports of its drain; `None` is a node that is not drained.
+/// Returns the changes on a node between two reports of its drain. `None` means that the node is not being drained.
 pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Vec<DrainEvent> {
     let of_node = |state, reason: &str, message| DrainEvent::of_node(at, node, state, reason, message);
     let Some(after) = after else {
@@ -56,7 +56,7 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
         return ended.into_iter().collect();
     };
     let mut events = Vec::new();
-    // Another drain of the same node.
+    // A different start time means a new drain of the same node.
     let before = before.filter(|before| before.started_at == after.started_at);
     if before.is_none() {
         let message = format!("{} virtual machines are to leave", after.total);
@@ -68,7 +68,8 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
         let same = |other: &&RemainingGuest| other.namespace == guest.namespace && other.name == guest.name;
         guests.find(same).cloned()
     };
-    // At most a hundred guests are listed: a guest that is missing in a full list may only have been pushed off it.
+    // A report lists at most a hundred guests, so a guest that is missing from a truncated list may still be on the
+    // node.
     if usize::try_from(after.left).is_ok_and(|left| left == after.remaining.len()) {
         let gone = remaining.iter().filter(|guest| of(&after.remaining, guest).is_none());
         events.extend(gone.map(|guest| of_guest(at, node, guest, "Left", "-", String::new())));
@@ -92,7 +93,7 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
     events
 }
 
-/// Returns what a drain waits for, as an event about its node.
+/// Returns the number of guests in each state and the estimated end of a drain, as an event about its node.
 pub fn summary(at: Timestamp, node: &str, drain: &DrainStatus) -> DrainEvent {
     let mut parts = vec![counts(drain)];
     if let Some(end) = &drain.estimated_end {

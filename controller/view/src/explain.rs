@@ -1,4 +1,4 @@
-//! Why a virtual machine can move or cannot, and what a drain of its node would do to it.
+//! Explains whether a virtual machine can be migrated, and the effect of a drain of its node.
 
 pub mod explained_migration;
 pub mod explained_node;
@@ -24,19 +24,19 @@ const MESSAGE: usize = 16;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceExplanation {
-    /// Its namespace.
+    /// Namespace of the instance.
     pub namespace: String,
-    /// Its name.
+    /// Name of the instance.
     pub name: String,
-    /// Its phase.
+    /// Phase of the instance.
     pub phase: Phase,
-    /// The node that it is on.
+    /// Node that the instance is on.
     pub node: Option<String>,
-    /// Whether it can be migrated, and why not.
+    /// Whether the instance can be migrated, with the reason.
     pub migratable: Migratability,
-    /// The effect of a drain of its node.
+    /// Effect of a drain of the instance's node.
     pub drain: Option<DrainEffect>,
-    /// Each other node, those that could take it first; empty if it is not known what the guest needs.
+    /// All other nodes, possible targets first. Empty if the requirements of the guest are not known.
     pub nodes: Vec<NodeFit>,
     /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
@@ -46,9 +46,9 @@ pub struct InstanceExplanation {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Migratability {
-    /// `None` if it is not known yet.
+    /// Whether the instance can be migrated; `None` if it is not known yet.
     pub holds: Option<bool>,
-    /// The reason, for people.
+    /// Human-readable reason.
     pub message: String,
 }
 
@@ -56,23 +56,24 @@ pub struct Migratability {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainEffect {
-    /// `moves`, `stops` or `blocks`.
+    /// Outcome of the drain: `moves`, `stops` or `blocks`.
     pub outcome: &'static str,
-    /// The details.
+    /// Details of the effect on the guest.
     pub guest: GuestPlan,
 }
 
-/// Whether a node could take an instance.
+/// Whether a node could run an instance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeFit {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// The reasons why it could not, each the predicate of a sentence about the node; empty if it could.
+    /// Reasons why the node could not run the instance, each the predicate of a sentence about the node. Empty if it
+    /// could.
     pub reasons: Vec<String>,
 }
 
-/// Returns the known state of an instance; `None` if there is none of this name.
+/// Returns the explanation of an instance. Returns `None` if no instance has this name.
 pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<InstanceExplanation> {
     let mut instances = snapshot.instances.iter();
     let instance = instances.find(|instance| {
@@ -118,7 +119,7 @@ fn migratable(instance: &VirtualMachineInstance) -> Migratability {
     }
 }
 
-/// Returns what a drain of its node alone would do to an instance.
+/// Returns the effect on an instance of a drain of its node alone.
 fn drain(world: &ClusterObjects<'_>, node: &str, instance: &VirtualMachineInstance) -> Option<DrainEffect> {
     let plan = plan_in(world, &[node.to_owned()]).nodes.into_iter().next()?;
     let metadata = &instance.metadata;
@@ -131,7 +132,7 @@ fn drain(world: &ClusterObjects<'_>, node: &str, instance: &VirtualMachineInstan
     })
 }
 
-/// Returns each other node with everything that prevents the instance from moving there.
+/// Returns all other nodes, each with everything that prevents the instance from moving to it.
 pub(crate) fn nodes(
     world: &ClusterObjects<'_>,
     instance: &VirtualMachineInstance,
@@ -162,7 +163,7 @@ pub(crate) fn nodes(
 }
 
 impl InstanceExplanation {
-    /// Keeps one node of those that could take it or not.
+    /// Keeps only the entry of this node. If there is none, the entry is created with a reason.
     pub fn keep(&mut self, node: &str) {
         self.nodes.retain(|other| other.name == node);
         if self.nodes.is_empty() {
@@ -179,7 +180,7 @@ impl InstanceExplanation {
         }
     }
 
-    /// Returns it as text for a terminal of this width.
+    /// Returns the explanation as text for a terminal with this width.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
         let place = match (&self.node, self.phase) {

@@ -1,4 +1,4 @@
-//! Tables of all virtual machines that run or are to run, and of all migrations.
+//! Tables of all virtual machines that have not ended, and of all migrations.
 
 use std::collections::HashMap;
 
@@ -18,55 +18,55 @@ use crate::{
     text::{bytes, seconds},
 };
 
-/// A virtual machine.
+/// Row of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MachineRow {
-    /// Its namespace.
+    /// Namespace of the instance.
     pub namespace: String,
-    /// Its name.
+    /// Name of the instance.
     pub name: String,
-    /// Its phase.
+    /// Phase of the instance.
     pub phase: Phase,
-    /// The node that it is on.
+    /// Node that the instance is on.
     pub node: Option<String>,
-    /// Its memory in bytes.
+    /// Memory of the guest in bytes.
     pub memory_bytes: u64,
-    /// Whether it can be migrated; `None` if that is not known.
+    /// Whether the instance can be migrated; `None` if that is not known.
     pub migratable: Option<bool>,
-    /// The state of its departure from its node; `None` if it is not to leave.
+    /// State of the guest's departure from its node; `None` if the guest is not to leave.
     pub leaving: Option<RemainingState>,
-    /// The reason, for people.
+    /// Human-readable reason of the state of departure.
     pub message: String,
-    /// When it was made.
+    /// Creation time of the instance.
     pub created: Option<Timestamp>,
 }
 
-/// A migration.
+/// Row of a migration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationRow {
-    /// Its namespace.
+    /// Namespace of the migration.
     pub namespace: String,
-    /// Its name.
+    /// Name of the migration.
     pub name: String,
-    /// The instance that moves.
+    /// Instance that is migrated.
     pub instance: String,
-    /// Its phase.
+    /// Phase of the migration.
     pub phase: MigrationPhase,
-    /// The node that the guest is to leave.
+    /// Node that the guest leaves.
     pub source: Option<String>,
-    /// The node that it goes to.
+    /// Node that the guest moves to.
     pub target: Option<String>,
-    /// Percentage, amount and time left, as far as they are known.
+    /// Percentage, amount and time left, if they are known.
     pub progress: Vec<String>,
-    /// The reason why it waits, its result, or the reason why it failed.
+    /// Reason for which the migration waits, its result, or the reason of its failure.
     pub message: String,
-    /// When it was made.
+    /// Creation time of the migration.
     pub created: Option<Timestamp>,
 }
 
-/// Returns all virtual machines that run or are to run, by name.
+/// Returns the rows of all virtual machines that have not ended, sorted by namespace and name.
 pub fn machines(snapshot: &Snapshot) -> Vec<MachineRow> {
     let drains = snapshot
         .hypervisors
@@ -107,7 +107,7 @@ fn machine(instance: &VirtualMachineInstance, leaving: &HashMap<(&str, &str), &R
     }
 }
 
-/// Returns all migrations, those first that are not over, and of both the newest first.
+/// Returns the rows of all migrations: those that have not ended first, and the newest first within each group.
 pub fn migrations(snapshot: &Snapshot) -> Vec<MigrationRow> {
     let mut rows: Vec<MigrationRow> = snapshot
         .migrations
@@ -143,13 +143,13 @@ fn migration_row(migration: &VirtualMachineInstanceMigration, now: Timestamp) ->
     }
 }
 
-/// Returns how long ago something was.
+/// Returns the time since the creation of an object.
 fn age(created: Option<Timestamp>, now: Timestamp) -> Cell {
     let age = created.map(|created| u64::try_from(now.duration_since(created).as_secs()).unwrap_or(0));
     age.map_or_else(Cell::none, |age| Cell::number(age, seconds(age)))
 }
 
-/// Returns virtual machines as a table; `now` is the current time.
+/// Returns the table of virtual machines; `now` is the current time.
 pub fn machine_listing(rows: &[MachineRow], now: Timestamp) -> Listing {
     let cells = rows.iter().map(|row| {
         let leaving = row.leaving.map(|state| match state {
@@ -177,7 +177,7 @@ pub fn machine_listing(rows: &[MachineRow], now: Timestamp) -> Listing {
     Listing::new(&columns, cells.collect())
 }
 
-/// Returns migrations as a table; `now` is the current time.
+/// Returns the table of migrations; `now` is the current time.
 pub fn migration_listing(rows: &[MigrationRow], now: Timestamp) -> Listing {
     let cells = rows.iter().map(|row| {
         let mut progress = row.progress.iter();

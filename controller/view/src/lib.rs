@@ -1,14 +1,14 @@
-//! The presentation for people, as pure functions: API objects go in, plans and tables come out, as text or for JSON.
+//! Human-readable presentation as pure functions: API objects go in, plans and tables come out, as text or JSON.
 //!
 //! ```text
 //!  lists of objects ─▶ Snapshot ─▶ drydock_core's rules ─▶ DrainPlan ─┬─▶ text, for a terminal of any width
 //!  what could not be read ─┘                                          └─▶ JSON
 //! ```
 //!
-//! - [`snapshot`]: the objects that a report is made from, and those that could not be read.
+//! - [`snapshot`]: the objects that a report is derived from, and the kinds of objects that could not be read.
 //! - [`plan`]: the effects of draining nodes.
 //! - [`drain`]: the course of a drain as events.
-//! - [`explain`]: why a virtual machine can move or cannot; the same of a node, a CPU model and a migration.
+//! - [`explain`]: explanations of a virtual machine, a node, a CPU model and a migration.
 //! - [`guest_tables`]: tables of all virtual machines and migrations.
 //! - [`listing`]: tables that can be sorted.
 //! - [`live`]: the course of drains as a block that a terminal redraws.
@@ -16,9 +16,9 @@
 //! - [`check`]: misconfigurations, and their remedies.
 //! - [`nodes`]: a table of all nodes.
 //! - [`node`]: one node, with its maintenance and its guests.
-//! - [`prune`]: the removal of fields that nothing here needs.
+//! - [`prune`]: the removal of fields that no view needs.
 //! - [`text`]: columns, wrapped lines and amounts.
-//! - [`version`]: versions of all parts.
+//! - [`version`]: versions of the plugin, the controller and the agents.
 
 #![forbid(unsafe_code)]
 

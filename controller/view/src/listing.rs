@@ -18,22 +18,22 @@ pub struct Cell {
     key: SortKey,
 }
 
-/// The value by which a cell is sorted. Cells without a value are last.
+/// Sort key of a cell. Cells without a value are last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum SortKey {
-    /// An amount: the greatest first.
+    /// An amount. The greatest amount is first.
     Number(i128),
-    /// A word.
+    /// A text, in alphabetical order.
     Text(String),
     None,
 }
 
-/// A column that a table does not have.
+/// Error: the table has no such column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchColumn {
-    /// Its name.
+    /// Name of the requested column.
     pub name: String,
-    /// The columns that there are.
+    /// Names of the columns of the table.
     pub allowed: String,
 }
 
@@ -53,7 +53,7 @@ impl Cell {
         }
     }
 
-    /// Returns a cell without a value.
+    /// Returns an empty cell.
     pub(crate) fn none() -> Self {
         Self {
             text: "-".into(),
@@ -61,7 +61,7 @@ impl Cell {
         }
     }
 
-    /// Returns a cell that is sorted by its text, or one without a value.
+    /// Returns a cell that is sorted by its text, or an empty cell.
     pub(crate) fn optional(text: Option<String>) -> Self {
         text.filter(|text| !text.is_empty()).map_or_else(Self::none, Self::text)
     }
@@ -75,10 +75,11 @@ impl Listing {
         }
     }
 
-    /// Sorts rows by a column, whose name may be in small letters: amounts with the greatest first, words by the alphabet.
+    /// Sorts the rows by a column. Amounts are sorted with the greatest first, texts alphabetically. The column's name
+    /// is not case-sensitive.
     ///
     /// # Errors
-    /// If there is no such column.
+    /// If the table has no such column.
     pub fn sort(&mut self, column: &str) -> Result<(), NoSuchColumn> {
         let mut columns = self.columns.iter();
         let Some(index) = columns.position(|name| name.eq_ignore_ascii_case(column)) else {
@@ -98,7 +99,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Returns it as lines, the heading first.
+    /// Returns the table as lines, with the heading first.
     pub fn lines(&self) -> Vec<String> {
         let heading = self.columns.iter().map(|&name| name.to_owned()).collect();
         let rows = self

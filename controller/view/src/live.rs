@@ -25,68 +25,68 @@ use live_guests::{Columns, GuestLines, priority};
 pub(crate) use live_migration::amounts;
 pub use live_migration::{describe, migration};
 
-/// A terminal that is narrower than this gets shorter bars, and messages below names.
+/// Width in columns below which bars are shorter, and messages are on the line after the name.
 const NARROW: usize = 60;
-/// A terminal with fewer lines than this gets no hints.
+/// Height in lines below which no hints are shown.
 const SHORT: usize = 8;
-/// Number of nodes up to which the hint names all of them.
+/// Number of nodes up to which the hint lists all names.
 const NAMED: usize = 3;
 
-/// The state of a drain that is followed.
+/// Drain of a node that is being followed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeCourse {
     /// Name of the node.
     pub name: String,
-    /// The controller's report, once there is one.
+    /// Last report of the controller, if there is one.
     pub drain: Option<DrainStatus>,
     /// Unfinished migrations from the node.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-    /// The pods that the maintenance waits for besides virtual machines, in one sentence.
+    /// Pods without guests that the maintenance waits for, in one sentence.
     pub pods: Option<String>,
-    /// Its result, once it has ended.
+    /// Result of the drain, once it has ended.
     pub end: Option<DrainEnd>,
 }
 
-/// The result of a drain that was followed.
+/// Result of a drain that was being followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainEnd {
-    /// Nothing is left on the node.
+    /// The node is empty.
     Empty,
-    /// The maintenance was ended.
+    /// A user has ended the maintenance.
     Cancelled,
     /// The maintenance has failed, for this reason.
     Failed(String),
-    /// It cannot be followed any longer, for this reason.
+    /// The drain cannot be followed any longer, for this reason.
     Unread(String),
 }
 
-/// The content of a block.
+/// Content of a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
-    /// The drains, in the order in which they are shown.
+    /// Drains in the order of display.
     pub nodes: &'a [&'a NodeCourse],
-    /// The current time.
+    /// Current time.
     pub now: Timestamp,
-    /// The time zone of times of day.
+    /// Time zone in which times of day are shown.
     pub zone: &'a TimeZone,
-    /// Since when the API server has sent nothing, if the connection is broken.
+    /// Time since which the API server has sent nothing, if the connection is broken.
     pub unreachable_since: Option<Timestamp>,
-    /// Whether the view goes on, so that hints are of use.
+    /// Whether the view continues. Hints are shown only if it does.
     pub goes_on: bool,
 }
 
-/// The size and the capabilities of a terminal.
+/// Size and capabilities of a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canvas {
-    /// Columns.
+    /// Width in columns.
     pub width: usize,
-    /// Lines.
+    /// Height in lines.
     pub height: usize,
-    /// Whether it may show colours. They never carry a meaning of their own.
+    /// Whether the terminal may show colours. A colour never has a meaning that the text does not have.
     pub colour: bool,
 }
 
-/// A colour of a word.
+/// Colour of a word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Tone {
     #[default]
@@ -96,7 +96,7 @@ enum Tone {
     Doubtful,
 }
 
-/// A line, of which the first occurrence of a word has a colour.
+/// A line in which the first occurrence of a word is coloured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ColouredLine {
     text: String,
@@ -125,10 +125,10 @@ impl ColouredLine {
     }
 }
 
-/// Returns the block as lines, none of which is wider than the canvas, and at most as many as it is high.
+/// Returns the block as lines that fit the width and the height of the canvas.
 ///
-/// Of guests that do not fit, those that are blocked are shown first, then those that move; the rest are counted. Names and
-/// commands are never cut: they go on in the next line.
+/// If guests do not fit, blocked ones are shown first, then the moving ones. The rest are counted. Names and commands
+/// are never truncated: they continue on the next line.
 pub fn block(block: &Block<'_>, canvas: Canvas) -> Vec<String> {
     let hints = hints(block, canvas);
     let room = canvas.height.saturating_sub(hints.len());
@@ -153,7 +153,7 @@ pub fn block(block: &Block<'_>, canvas: Canvas) -> Vec<String> {
     lines.into_iter().map(|line| line.shown(canvas)).collect()
 }
 
-/// Returns a sentence, wrapped and indented.
+/// Returns a sentence as wrapped and indented lines.
 fn sentence(text: &str, indent: usize, canvas: Canvas) -> Vec<ColouredLine> {
     let mut lines = flow(&words(text), 1, indent, indent, canvas.width);
     if let Some(first) = lines.first_mut().filter(|_| indent < canvas.width) {
@@ -162,14 +162,14 @@ fn sentence(text: &str, indent: usize, canvas: Canvas) -> Vec<ColouredLine> {
     lines.into_iter().map(ColouredLine::plain).collect()
 }
 
-/// Returns the time of day, with the date if it is not within the next hours.
+/// Returns the time of day. The date is added if the time is 18 hours or more from now.
 fn clock(at: Timestamp, now: Timestamp, zone: &TimeZone) -> String {
     let is_near = at.duration_since(now).abs() < SignedDuration::from_hours(18);
     let format = if is_near { "%H:%M" } else { "%Y-%m-%d %H:%M" };
     at.to_zoned(zone.clone()).strftime(format).to_string()
 }
 
-/// Returns a share of a whole as `[###.....]`, of 24 columns or fewer.
+/// Returns a progress bar like `[###.....]` with 24 columns, or 10 on a narrow canvas.
 fn bar(share: u64, whole: u64, canvas: Canvas) -> String {
     let columns: usize = if canvas.width < NARROW { 10 } else { 24 };
     let whole = whole.max(1);
@@ -178,8 +178,8 @@ fn bar(share: u64, whole: u64, canvas: Canvas) -> String {
     format!("[{}{}]", "#".repeat(filled), ".".repeat(columns - filled))
 }
 
-/// Returns the head lines of the nodes that fit into `room` lines, those first that have not ended if not all fit, and the
-/// number of the others.
+/// Returns the head lines of the nodes that fit into `room` lines, and the number of the other nodes. If not all of
+/// them fit, drains that have not ended come first.
 fn heads<'a>(block: &Block<'a>, canvas: Canvas, room: usize) -> (Vec<(&'a NodeCourse, Vec<ColouredLine>)>, usize) {
     let mut all: Vec<_> = block
         .nodes
@@ -229,7 +229,7 @@ fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLin
     }
     let lines = flow(&pieces, 2, 0, 2, canvas.width);
     let mut lines: Vec<ColouredLine> = lines.into_iter().map(ColouredLine::plain).collect();
-    // The name may have the same word in it, so only what follows it is searched.
+    // A node whose name contains the same word is not coloured, because the first occurrence would be in the name.
     if let Some(line) = lines
         .iter_mut()
         .find(|line| line.text.contains(word) && !node.name.contains(word))
@@ -242,7 +242,8 @@ fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLin
     lines
 }
 
-/// Returns the entries that fit into `room` lines, in the order of display, and the number of guests that are not shown.
+/// Returns the entries that fit into `room` lines, in the order of display, and the number of guests that are not
+/// shown.
 fn entries(
     heads: &[(&NodeCourse, Vec<ColouredLine>)],
     block: &Block<'_>,
@@ -292,7 +293,7 @@ fn entries(
     (shown, hidden + unlisted)
 }
 
-/// Returns the last lines: the state of the connection, and the effect of Ctrl-C.
+/// Returns the last lines of the block: the state of the connection, and the effect of Ctrl-C.
 fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
     let mut lines = Vec::new();
     if let Some(since) = block.unreachable_since {

@@ -1,4 +1,4 @@
-//! The summary of a NodeMaintenance: its progress, and the pods that have not left.
+//! The summary of a NodeMaintenance, with its progress and the remaining pods.
 
 use drydock_api::{
     hypervisor::DrainStatus,
@@ -16,34 +16,35 @@ use crate::{
 
 /// Column at which messages begin.
 const MESSAGE: usize = 14;
-/// At most this many pods are named in one sentence.
+/// Maximum number of pods that one sentence names.
 const NAMED: usize = 3;
 
 /// The summary of a maintenance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceReport {
-    /// Its node.
+    /// Node in maintenance.
     pub node: String,
-    /// The object, as kubectl names it.
+    /// Reference to the object, in the format of kubectl.
     pub object: String,
-    /// `Running`, `Succeeded` or `Failed`; `Pending` if nothing is reported yet, `Ending` if it is being deleted.
+    /// Phase of the maintenance: `Running`, `Succeeded` or `Failed`; `Pending` if none is reported yet, `Ending` if the
+    /// object is being deleted.
     pub phase: String,
-    /// Why, for people.
+    /// Human-readable reason of the maintenance.
     pub reason: Option<String>,
-    /// When it began, or was created.
+    /// Start time of the maintenance, or its creation time.
     pub since: Option<Timestamp>,
-    /// When the node is given back if it is not empty by then.
+    /// Time at which Drydock aborts the maintenance and gives the node back if it is not empty by then.
     pub gives_up_at: Option<Timestamp>,
     /// Percentage of the pods that have left.
     pub drained_percent: Option<i64>,
-    /// When the last pod will have left, as far as it can be estimated.
+    /// Estimated time at which the last pod will have left.
     pub end: Option<Timestamp>,
-    /// Virtual machines that are still there: how many, and what they do.
+    /// Number of virtual machines that are still on the node, and their states.
     pub guests: Option<String>,
-    /// Other pods that are still there, and why.
+    /// Other pods that are still on the node, with the reasons.
     pub pods: Vec<PodLeft>,
-    /// The last error.
+    /// Last error of the maintenance.
     pub error: Option<String>,
 }
 
@@ -51,11 +52,11 @@ pub struct MaintenanceReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodLeft {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Why.
+    /// Human-readable reason why the pod has not left.
     pub message: String,
 }
 
@@ -71,14 +72,14 @@ impl PodLeft {
     }
 }
 
-/// Returns the pods that are left and run no guests.
+/// Returns the remaining pods without guests.
 fn others(status: &NodeMaintenanceStatus) -> Vec<PodLeft> {
     let launcher = format!("{VIRT_LAUNCHER}-");
     let pods = status.pods.iter().filter(|pod| !pod.name.starts_with(&launcher));
     pods.map(PodLeft::of).collect()
 }
 
-/// Returns in one sentence which pods are left that run no guests; `None` if there is none.
+/// Returns one sentence about the remaining pods without guests. Returns `None` if there are none.
 pub fn pods_left(status: &NodeMaintenanceStatus) -> Option<String> {
     let pods = others(status);
     if pods.is_empty() {
@@ -94,8 +95,8 @@ pub fn pods_left(status: &NodeMaintenanceStatus) -> Option<String> {
     Some(parts.join("; "))
 }
 
-/// Returns the known state of a maintenance. `timeout` is the time after which it is given up, `drain` the report about the
-/// virtual machines of its node.
+/// Returns the summary of a maintenance. `timeout` is the time after which Drydock aborts it, `drain` is the report
+/// about the virtual machines on its node.
 pub fn report(
     group: Group,
     object: &NodeMaintenance,
@@ -109,7 +110,7 @@ pub fn report(
         (Some(_), _) => "Ending".into(),
         (None, phase) => phase.unwrap_or_else(|| "Pending".into()),
     };
-    // A node that was empty once stays in maintenance for as long as that takes.
+    // A node that was empty once stays in maintenance without a deadline.
     let has_deadline = phase == "Running" && status.completion_time.is_none();
     let deadline = since
         .zip(timeout)
@@ -136,7 +137,7 @@ pub fn report(
 }
 
 impl MaintenanceReport {
-    /// Returns it as text for a terminal of this width; `now` is the current time.
+    /// Returns the summary as text for a terminal with this width; `now` is the current time.
     pub fn text(&self, now: Timestamp, width: usize) -> String {
         let mut text = String::new();
         let mut line = |label: &str, message: &str| beside(&mut text, label, message, MESSAGE, width);

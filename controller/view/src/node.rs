@@ -1,4 +1,4 @@
-//! One node: its maintenance, its drain, its guests and the pods that have not left.
+//! The details of one node: its maintenance, its drain, its guests and the remaining pods.
 
 use std::collections::HashMap;
 
@@ -22,19 +22,19 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDetails {
-    /// Its row in the table of all nodes.
+    /// Row of the node in the table of all nodes.
     pub row: NodeRow,
-    /// Its maintenance.
+    /// Maintenance of the node.
     pub maintenance: Option<MaintenanceSummary>,
-    /// Its drain, even if it has ended.
+    /// Last drain of the node, even if it has ended.
     pub drain: Option<DrainStatus>,
-    /// The guests on it; guests that need a user come first.
+    /// Guests on the node. Guests that need a user come first.
     pub guests: Vec<GuestRow>,
-    /// Pods that its maintenance waits for.
+    /// Pods that the maintenance of the node waits for.
     pub pods: Vec<PendingPod>,
-    /// The reports of its agent.
+    /// Conditions that the node's agent reports.
     pub conditions: Vec<Condition>,
-    /// CPU models that guests can have there.
+    /// CPU models that guests on the node can have.
     pub models: Vec<String>,
     /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
@@ -44,21 +44,21 @@ pub struct NodeDetails {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceSummary {
-    /// Name of its object.
+    /// Name of the NodeMaintenance.
     pub name: String,
-    /// API group of its object.
+    /// API group of the NodeMaintenance.
     pub group: &'static str,
-    /// `Running`, `Succeeded` or `Failed`.
+    /// Phase of the maintenance: `Running`, `Succeeded` or `Failed`.
     pub phase: Option<String>,
-    /// The reason, for people.
+    /// Human-readable reason of the maintenance.
     pub reason: Option<String>,
-    /// When it was started.
+    /// Creation time of the NodeMaintenance.
     pub since: Option<Timestamp>,
     /// Percentage of the pods that have left.
     pub progress: Option<i64>,
-    /// The error that holds it up.
+    /// Last error of the maintenance.
     pub error: Option<String>,
-    /// Whether it is being ended.
+    /// Whether the NodeMaintenance is being deleted.
     pub ending: bool,
 }
 
@@ -66,27 +66,27 @@ pub struct MaintenanceSummary {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestRow {
-    /// Namespace of its instance.
+    /// Namespace of the instance.
     pub namespace: String,
-    /// Name of its instance.
+    /// Name of the instance.
     pub name: String,
-    /// Its phase.
+    /// Phase of the instance.
     pub phase: Phase,
-    /// Its memory in bytes.
+    /// Memory of the guest in bytes.
     pub memory_bytes: u64,
-    /// The state of its departure; `None` if it is not to leave.
+    /// State of the guest's departure; `None` if the guest is not to leave.
     pub leaving: Option<RemainingState>,
-    /// The reason, in one CamelCase word.
+    /// Reason of the state of departure, in one CamelCase word.
     pub reason: String,
-    /// The same for people.
+    /// Human-readable message.
     pub message: String,
-    /// The node that it moves to.
+    /// Node that the guest moves to.
     pub target: Option<String>,
-    /// The progress of its migration: percentage, amount and remaining time, as far as they are known.
+    /// Progress of the guest's migration: percentage, amount and remaining time, if they are known.
     pub progress: Vec<String>,
 }
 
-/// Returns the known state of a node; `None` if there is none of this name.
+/// Returns the details of a node. Returns `None` if no node has this name.
 pub fn node(snapshot: &Snapshot, name: &str) -> Option<NodeDetails> {
     snapshot.node(name)?;
     let world = ClusterObjects::of(snapshot);
@@ -155,7 +155,7 @@ fn guests(snapshot: &Snapshot, node: &str, drain: Option<&DrainStatus>) -> Vec<G
             guest
         })
         .collect();
-    // Blocked ones are first, guests that stay are last.
+    // Blocked guests are first, guests that are not to leave are last.
     guests.sort_by(|one, other| {
         let key = |guest: &GuestRow| (guest.leaving.is_none(), guest.leaving);
         (key(one), &one.namespace, &one.name).cmp(&(key(other), &other.namespace, &other.name))

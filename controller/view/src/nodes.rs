@@ -1,4 +1,4 @@
-//! A table of all nodes: how open each is, how many guests are on it and how much memory is requested.
+//! The table of all nodes, with their availability, the number of their guests and the requested memory.
 
 use std::collections::HashMap;
 
@@ -22,9 +22,9 @@ use crate::{
     text::{bytes, seconds},
 };
 
-/// The availability of a node for virtual machines.
+/// The availability of a node for virtual machines. The first state whose condition holds applies.
 ///
-/// | state | when, the first that holds |
+/// | state | condition |
 /// |---|---|
 /// | `Unknown` | its kubelet is not ready, or the node is unreachable |
 /// | `NotUsable` | its agent has not reported, or reports that it takes no guests |
@@ -35,24 +35,24 @@ use crate::{
 /// | `Open` | otherwise |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum NodeAvailability {
-    /// New guests may start there.
+    /// New guests may start on the node.
     Open,
-    /// It is cordoned, and nothing moves.
+    /// The node is cordoned, and nothing moves.
     Closed,
-    /// It is being drained.
+    /// The node is being drained.
     Emptying,
-    /// It is being drained, and a guest stays until a user intervenes.
+    /// The node is being drained, and a guest stays until a user intervenes.
     Blocked,
-    /// Nothing is left on it.
+    /// The node was drained, and nothing is left on it.
     Empty,
-    /// It does not take guests.
+    /// The node does not accept guests.
     NotUsable,
-    /// Its kubelet reports nothing.
+    /// The kubelet of the node does not report.
     Unknown,
 }
 
 impl NodeAvailability {
-    /// Returns the word for people.
+    /// Returns the availability as a human-readable word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Open => "Open",
@@ -66,46 +66,46 @@ impl NodeAvailability {
     }
 }
 
-/// One node.
+/// Row of a node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeRow {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its availability for virtual machines.
+    /// Availability of the node for virtual machines.
     pub state: NodeAvailability,
-    /// The reason why it is not open, for people.
+    /// Human-readable reason why the node is not open.
     pub why: Option<String>,
-    /// Number of guests on it.
+    /// Number of guests on the node.
     pub guests: usize,
-    /// Guests that move away from it; `None` if it is not being drained.
+    /// Number of guests that are moving away; `None` if the node is not being drained.
     pub moving: Option<u32>,
-    /// Guests that wait for their migration; `None` if it is not being drained.
+    /// Number of guests that wait for their migration; `None` if the node is not being drained.
     pub waiting: Option<u32>,
-    /// Guests that are being shut down; `None` if it is not being drained.
+    /// Number of guests that are being shut down; `None` if the node is not being drained.
     pub shutting_down: Option<u32>,
-    /// Guests that stay until a user intervenes; `None` if it is not being drained.
+    /// Number of guests that stay until a user intervenes; `None` if the node is not being drained.
     pub blocked: Option<u32>,
-    /// Bytes of memory that pods request there.
+    /// Bytes of memory that pods on the node request.
     pub requested_bytes: u64,
-    /// Bytes of memory that pods can request there.
+    /// Bytes of memory that pods on the node can request.
     pub allocatable_bytes: u64,
-    /// When its drain will end, as far as it can be estimated.
+    /// Estimated end of the node's drain.
     pub end: Option<Timestamp>,
-    /// Since when it is in this state; `None` if it is open, or if that is not known.
+    /// Time since which the node has been in this state; `None` if it is open or closed, or if that is not known.
     pub since: Option<Timestamp>,
-    /// Whether a NodeMaintenance of it exists.
+    /// Whether a NodeMaintenance of the node exists.
     pub in_maintenance: bool,
-    /// Its failure domain.
+    /// Failure domain of the node.
     pub zone: Option<String>,
-    /// The version of its kernel.
+    /// Version of the node's kernel.
     pub kernel: Option<String>,
 }
 
 /// Node label with the failure domain.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Returns all nodes by name.
+/// Returns the rows of all nodes, sorted by name.
 pub fn rows(snapshot: &Snapshot) -> Vec<NodeRow> {
     rows_in(&ClusterObjects::of(snapshot))
 }
@@ -134,7 +134,7 @@ pub(crate) fn rows_in(world: &ClusterObjects<'_>) -> Vec<NodeRow> {
     rows.collect()
 }
 
-/// Returns the row of one node; `None` if there is none of this name.
+/// Returns the row of one node. Returns `None` if no node has this name.
 pub(crate) fn row_in(world: &ClusterObjects<'_>, name: &str) -> Option<NodeRow> {
     let nodes = world.snapshot.nodes.as_slice();
     let at = nodes
@@ -173,7 +173,7 @@ fn row(world: &ClusterObjects<'_>, view: &NodeView<'_>, node: &Node, guests: usi
     }
 }
 
-/// Returns why a node is not open, in one sentence.
+/// Returns the reason why a node is not open, in one sentence.
 fn why(
     state: NodeAvailability,
     node: &Node,
@@ -211,7 +211,7 @@ fn why(
     }
 }
 
-/// Returns the numbers of a drain: `2 moving, 1 waiting`.
+/// Returns the number of guests in each state of a drain: `2 moving, 1 waiting`.
 pub(crate) fn counts(drain: &DrainStatus) -> String {
     let parts: Vec<String> = [
         (drain.moving, "moving"),
@@ -283,7 +283,7 @@ fn state(
     }
 }
 
-/// Returns nodes as a table for people; `now` is the current time.
+/// Returns the table of nodes; `now` is the current time.
 pub fn listing(rows: &[NodeRow], now: Timestamp) -> Listing {
     let count = |count: Option<u32>| count.map_or_else(Cell::none, |count| Cell::number(count, count.to_string()));
     let cells = rows.iter().map(|row| {
@@ -319,7 +319,7 @@ mod tests {
 
     const NOW: &str = "2026-11-27T14:02:11Z";
 
-    /// Returns a cluster whose agents report that they are ready.
+    /// Returns a cluster in which the agents report that they are ready.
     fn usable() -> Snapshot {
         let mut snapshot = cluster();
         for hypervisor in &mut snapshot.hypervisors {

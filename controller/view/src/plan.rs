@@ -1,4 +1,4 @@
-//! The effects of draining nodes on all of their guests and pods together. Nothing is written to the cluster.
+//! Predicts the effects of draining nodes on all of their guests and pods together. Nothing is written to the cluster.
 //!
 //! ```text
 //!  nodes to be drained ─▶ cordoned in a copy ─▶ their guests, packed together onto the others ─▶ moves, stops, blocks
@@ -48,11 +48,11 @@ use crate::snapshot::{ClusterObjects, Snapshot, UnreadKind, is_of};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPlan {
-    /// When the objects were read.
+    /// Time at which the objects were read.
     pub at: Timestamp,
-    /// Each node, in the order of the request.
+    /// Plans of the nodes, in the order of the request.
     pub nodes: Vec<NodePlan>,
-    /// The free resources of the other nodes.
+    /// Free resources of the other nodes.
     pub room: Room,
     /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
@@ -62,7 +62,7 @@ pub struct DrainPlan {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePlan {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// Guests that stay until a user intervenes.
     pub blocks: Vec<GuestPlan>,
@@ -70,11 +70,11 @@ pub struct NodePlan {
     pub stops: Vec<GuestPlan>,
     /// Guests that move.
     pub moves: Vec<GuestPlan>,
-    /// When the last of these would have moved.
+    /// Estimated time at which the last of the moving guests has left.
     pub end: Option<Timestamp>,
     /// Number of guests that leave the node at the same time.
     pub parallel: u64,
-    /// Number of other pods that leave.
+    /// Number of pods without guests that leave.
     pub pods_leaving: usize,
     /// Pods that wait for their PodDisruptionBudget.
     pub pods_waiting: Vec<PodPlan>,
@@ -86,17 +86,17 @@ pub struct NodePlan {
 pub struct GuestPlan {
     /// Namespace of the instance.
     pub namespace: String,
-    /// Its name.
+    /// Name of the instance.
     pub name: String,
-    /// Its memory in bytes.
+    /// Memory of the guest in bytes.
     pub memory_bytes: u64,
-    /// The reason, in one CamelCase word.
+    /// Reason of the effect, in one CamelCase word.
     pub reason: String,
-    /// The same for people.
+    /// Human-readable message.
     pub message: String,
-    /// A node that has room for it.
+    /// A node that has room for the guest.
     pub target: Option<String>,
-    /// The remedy, if it blocks.
+    /// Remedy, if the guest blocks the drain.
     pub remedy: Option<Remedy>,
 }
 
@@ -104,49 +104,49 @@ pub struct GuestPlan {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodPlan {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// The budget that allows the fewest disruptions.
+    /// Name of the PodDisruptionBudget that allows the fewest disruptions.
     pub budget: String,
-    /// Number of pods that are ready.
+    /// Number of pods of the budget that are ready.
     pub ready: i32,
-    /// Number of pods that must be.
+    /// Number of pods of the budget that must be ready.
     pub required: i32,
 }
 
-/// The free resources of the nodes that are not drained, by requests of memory.
+/// Free memory of the nodes that are not drained, according to the requests of their pods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Room {
-    /// Number of other nodes that take virtual machines.
+    /// Number of nodes that are not drained and accept virtual machines.
     pub nodes: usize,
-    /// Free bytes on all of them once the guests have moved.
+    /// Free bytes on all of these nodes once the guests have moved.
     pub free_bytes: u64,
-    /// Bytes that are missing if the node whose guests need the most is lost too; 0: there is enough.
+    /// Bytes that are missing if the node whose guests need the most fails as well; 0 if there is enough memory.
     pub missing_bytes: u64,
-    /// That node, if something is missing.
+    /// Name of the node whose failure is assumed, if memory would be missing.
     pub lost: Option<String>,
 }
 
-/// There is no node of this name.
+/// Error: no node has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchNode(pub String);
 
-/// The result in one word, for exit codes.
+/// The result of a plan, for exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdicts {
-    /// All guests would move, and all pods leave.
+    /// All guests would move, and all pods would leave.
     AllMove,
-    /// Nothing blocks, and something is shut down.
+    /// Nothing would block, and at least one guest would be shut down.
     SomeStop,
-    /// Something blocks.
+    /// At least one guest or pod would block.
     SomeBlock,
 }
 
 impl DrainPlan {
-    /// Returns the result in one word.
+    /// Returns the result of the plan.
     pub fn verdict(&self) -> Verdicts {
         let any = |list: fn(&NodePlan) -> bool| self.nodes.iter().any(list);
         if any(|node| !node.blocks.is_empty() || !node.pods_waiting.is_empty()) {
@@ -159,10 +159,10 @@ impl DrainPlan {
     }
 }
 
-/// Returns what draining these nodes together would do.
+/// Returns the effects of draining these nodes together.
 ///
 /// # Errors
-/// If one of them does not exist.
+/// If one of the nodes does not exist.
 pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNode> {
     if let Some(unknown) = names.iter().find(|name| !snapshot.has_node(name)) {
         return Err(NoSuchNode(unknown.clone()));
@@ -170,7 +170,7 @@ pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNo
     Ok(plan_in(&ClusterObjects::of(snapshot), names))
 }
 
-/// Returns the same for nodes that exist.
+/// Returns the effects of draining these nodes together. All of them have to exist.
 pub(crate) fn plan_in(world: &ClusterObjects<'_>, names: &[String]) -> DrainPlan {
     let snapshot = world.snapshot;
     let is_named = |node: &Arc<Node>| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
@@ -244,15 +244,15 @@ fn guests<'a>(world: &ClusterObjects<'a>, node: &str) -> Vec<DrainedGuest<'a>> {
     .collect()
 }
 
-/// Returns the name of a budget of another owner that allows no eviction of a guest's pod.
+/// Returns the name of a PodDisruptionBudget that does not belong to Drydock and allows no eviction of the guest's pod.
 fn held_by(world: &ClusterObjects<'_>, pod: &Pod) -> Option<String> {
     let budgets = world.snapshot.budgets.iter();
     let mut holding = budgets.filter(|budget| eviction::own_pdb::is_holding(budget, pod));
     holding.next().and_then(|budget| budget.metadata.name.clone())
 }
 
-/// Places the guests of all these nodes together onto the nodes that are `open`, and returns what becomes of each in the
-/// end.
+/// Assigns the guests of all drained nodes together to the nodes that are `open`. Returns the eventual outlook of each
+/// guest.
 fn outlooks(
     world: &ClusterObjects<'_>,
     drained: &[DrainingNode<'_>],
@@ -350,7 +350,7 @@ fn guest_plan(instance: &VirtualMachineInstance, fate: RemainingGuest, target: O
     }
 }
 
-/// Returns the budget that a pod would wait for, if there is one.
+/// Returns the PodDisruptionBudget that a pod would wait for, if there is one.
 fn waiting(world: &ClusterObjects<'_>, pod: &Pod) -> Option<PodPlan> {
     let budgets = &world.snapshot.budgets;
     let holds = budgets.iter().any(|budget| {
@@ -367,9 +367,10 @@ fn waiting(world: &ClusterObjects<'_>, pod: &Pod) -> Option<PodPlan> {
     })
 }
 
-/// Returns the room left on the open nodes once the guests have moved, and whether it suffices if one more node is lost.
+/// Returns the free memory of the open nodes once the guests have moved, and whether it suffices if one more node
+/// fails.
 fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &ClusterObjects<'_>) -> Room {
-    // A node with a taint takes only guests that tolerate it, and one without an agent takes none.
+    // A node with a taint accepts only guests that tolerate it, and a node without an agent accepts none.
     let takes_guests = |view: &&NodeView<'_>| {
         let is_tainted = view.taints.iter().any(|taint| taint.effect != "PreferNoSchedule");
         !view.cordoned && view.facts.is_some() && !is_tainted

@@ -1,5 +1,5 @@
-//! Reduction of objects to the fields that plans and tables need. A view that stays open keeps only these, because a
-//! cluster has very many pods.
+//! Reduces objects to the fields that plans and tables need. A view that stays open keeps only these fields, because a
+//! cluster has a large number of pods.
 
 use drydock_core::placement::{ResourceAmounts, prune_affinity};
 use k8s_openapi::api::core::v1::{
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     PodSpec, PodStatus, ResourceRequirements,
 };
 
-/// Keeps owners, labels, requests, affinity and phase of a pod.
+/// Keeps metadata, node, priority, requests, affinity, phase and conditions of a pod.
 pub fn pod(pod: &mut Pod) {
     let requests = ResourceAmounts::of_pod(pod);
     pod.metadata.managed_fields = None;
@@ -50,7 +50,7 @@ pub fn node(node: &mut Node) {
     }
 }
 
-/// Keeps the volume of a claim.
+/// Keeps the name of a claim's volume.
 pub fn claim(claim: &mut PersistentVolumeClaim) {
     claim.metadata.managed_fields = None;
     claim.metadata.annotations = None;
@@ -63,7 +63,7 @@ pub fn claim(claim: &mut PersistentVolumeClaim) {
     }
 }
 
-/// Keeps the nodes on which a volume can be used.
+/// Keeps the node affinity of a volume.
 pub fn volume(volume: &mut PersistentVolume) {
     volume.metadata.managed_fields = None;
     volume.metadata.annotations = None;

@@ -1,4 +1,4 @@
-//! The objects that a report is made from.
+//! The objects that a report is derived from.
 
 use std::{
     borrow::Cow,
@@ -34,14 +34,14 @@ use k8s_openapi::api::{
 };
 use serde::Serialize;
 
-/// Objects as they were read, all at about the same time. Shared ones: a cache gives them away without a copy.
+/// Objects that were read at about the same time. They are shared, so that a cache can provide them without a copy.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// When they were read.
+    /// Time at which the objects were read.
     pub at: Timestamp,
     /// All nodes.
     pub nodes: Vec<Arc<Node>>,
-    /// The reports of their agents.
+    /// Reports of the nodes' agents.
     pub hypervisors: Vec<Arc<Hypervisor>>,
     /// All pods.
     pub pods: Vec<Arc<Pod>>,
@@ -53,36 +53,36 @@ pub struct Snapshot {
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// All PodDisruptionBudgets.
     pub budgets: Vec<Arc<PodDisruptionBudget>>,
-    /// All claims.
+    /// All PersistentVolumeClaims.
     pub claims: Vec<Arc<PersistentVolumeClaim>>,
-    /// All persistent volumes.
+    /// All PersistentVolumes.
     pub volumes: Vec<Arc<PersistentVolume>>,
-    /// The legacy configuration.
+    /// ConfigMaps with the legacy configuration.
     pub config_maps: Vec<Arc<ConfigMap>>,
-    /// The configuration.
+    /// HyperConverged objects with the configuration.
     pub hyperconvergeds: Vec<Arc<HyperConverged>>,
-    /// Nodes in maintenance, each with the group of its object.
+    /// All NodeMaintenances, each with its API group.
     pub maintenances: Vec<(Group, Arc<NodeMaintenance>)>,
     /// Kinds of objects that could not be read.
     pub unread: Vec<UnreadKind>,
 }
 
-/// A kind of objects that could not be read, so that they are not considered.
+/// A kind of objects that could not be read and was therefore not considered.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct UnreadKind {
-    /// The resource, such as `poddisruptionbudgets`.
+    /// Name of the resource, such as `poddisruptionbudgets`.
     pub resource: String,
-    /// The reason, such as `forbidden`.
+    /// Reason of the failure, such as `forbidden`.
     pub why: String,
 }
 
 impl Snapshot {
-    /// Returns whether there is a node of this name.
+    /// Returns whether a node has this name.
     pub(crate) fn has_node(&self, name: &str) -> bool {
         self.node(name).is_some()
     }
 
-    /// Returns the node of this name.
+    /// Returns the node with this name.
     pub(crate) fn node(&self, name: &str) -> Option<&Node> {
         let mut nodes = self.nodes.iter();
         nodes
@@ -90,7 +90,7 @@ impl Snapshot {
             .map(|node| &**node)
     }
 
-    /// Returns the guests on a node that have not ended.
+    /// Returns the instances on a node that have not ended.
     pub(crate) fn guests_on(&self, node: &str) -> impl Iterator<Item = &Arc<VirtualMachineInstance>> {
         self.instances.iter().filter(move |instance| {
             let status = instance.status.as_ref();
@@ -100,7 +100,7 @@ impl Snapshot {
         })
     }
 
-    /// Returns the maintenances of a node: one, unless both groups have an object for it.
+    /// Returns the maintenances of a node. There are several only if there is more than one object for the node.
     pub fn maintenances_of(&self, node: &str) -> impl Iterator<Item = &(Group, Arc<NodeMaintenance>)> {
         self.maintenances
             .iter()
@@ -109,20 +109,20 @@ impl Snapshot {
 }
 
 impl UnreadKind {
-    /// Returns a list for people: `pods (forbidden), claims (...)`.
+    /// Returns a human-readable list: `pods (forbidden), claims (...)`.
     pub(crate) fn list(all: &[Self]) -> String {
         let all = all.iter().map(|unread| format!("{} ({})", unread.resource, unread.why));
         all.collect::<Vec<_>>().join(", ")
     }
 }
 
-/// Returns whether a migration is one of an instance.
+/// Returns whether a migration belongs to an instance.
 pub(crate) fn is_of(migration: &VirtualMachineInstanceMigration, instance: &VirtualMachineInstance) -> bool {
     migration.metadata.namespace == instance.metadata.namespace
         && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
 }
 
-/// The snapshot with what follows from it for all guests.
+/// The snapshot with indexes and derived data.
 pub(crate) struct ClusterObjects<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) configuration: Configuration,
@@ -179,7 +179,7 @@ impl<'a> ClusterObjects<'a> {
         &self.minimum
     }
 
-    /// Returns the views of nodes, by name, with the requests of the pods on them.
+    /// Returns views of nodes with the requests of their pods, sorted by name.
     pub(crate) fn views(&self, nodes: &'a [Arc<Node>]) -> Vec<NodeView<'a>> {
         let known_pods = !self.snapshot.unread.iter().any(|unread| unread.resource == "pods");
         let mut views: Vec<_> = nodes
@@ -210,7 +210,7 @@ impl<'a> ClusterObjects<'a> {
         self.pods_of.get(uid).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Returns the labels of the next pod of an instance: those of a present one.
+    /// Returns the labels that the next pod of an instance will have, taken from a present pod.
     pub(crate) fn next_labels(&self, instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
         let like = self.pods_of(instance).first();
         let mut labels = like.and_then(|pod| pod.metadata.labels.clone()).unwrap_or_default();
@@ -232,7 +232,7 @@ impl<'a> ClusterObjects<'a> {
         )
     }
 
-    /// Returns what a node must have to receive the guest of an instance from its present node.
+    /// Returns the requirements of an instance on its next node. `source` is the present one.
     pub(crate) fn requirements(
         &self,
         instance: &VirtualMachineInstance,
@@ -253,7 +253,7 @@ impl<'a> ClusterObjects<'a> {
         needs
     }
 
-    /// Returns what the pods on nodes require of the node of a new one.
+    /// Returns the rules that the pods on these nodes impose on the node of a new pod.
     pub(crate) fn rules(&self, newcomer: &Newcomer<'_>, moves: &PodMoves, views: &[NodeView<'_>]) -> Rules {
         self.neighbors.rules(newcomer, moves, || Cow::Borrowed(views))
     }
@@ -293,7 +293,7 @@ fn minimum(model: &str, hypervisors: &[Arc<Hypervisor>]) -> Minimum {
     minimum.get()
 }
 
-/// Returns how fast guests have migrated so far; `None` if none has.
+/// Returns the rate of the successful migrations so far. Returns `None` if there is none.
 fn rate(snapshot: &Snapshot) -> Option<DrainRate> {
     let mut rate = DrainRate::default();
     let has_succeeded = |migration: &&Arc<VirtualMachineInstanceMigration>| {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Width for output that is no terminal, in columns.
+/// Width in columns of output to other destinations than a terminal.
 pub const WIDTH: usize = 80;
 
 /// Returns an amount of bytes with a binary unit, to at most three digits: `512 B`, `1.5 GiB`, `96 MiB`.
@@ -12,7 +12,7 @@ pub fn bytes(amount: u64) -> String {
         return format!("{amount} B");
     }
     let mut unit = 0;
-    // In thousandths of the unit; u64 holds those of any amount from KiB on.
+    // The value is in thousandths of the unit. The product can exceed `u64`.
     let mut thousandths = u128::from(amount) * 1000 / 1024;
     while thousandths >= 1_000_000 && unit + 1 < UNITS.len() {
         thousandths /= 1024;
@@ -26,7 +26,7 @@ pub fn bytes(amount: u64) -> String {
     }
 }
 
-/// Returns a duration in words: `40 s`, `6 min`, `2 h`, `3 d`.
+/// Returns a duration as text: `40 s`, `6 min`, `2 h`, `3 d`.
 pub fn seconds(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),
@@ -36,8 +36,8 @@ pub fn seconds(seconds: u64) -> String {
     }
 }
 
-/// Wraps words at a width, all lines but the first behind `indent` spaces. A word that is longer than a line stays whole:
-/// names are never cut.
+/// Wraps words at a width. All lines but the first start with `indent` spaces. A word that is longer than a line is not
+/// split: names are never truncated.
 pub fn wrapped(text: &str, width: usize, indent: usize) -> String {
     let mut lines = String::new();
     let mut column = 0;
@@ -57,7 +57,8 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> String {
     lines
 }
 
-/// Appends a label and a message that begins at `column`: beside the label, or below it if the label is longer.
+/// Appends a label and a message that begins at `column`. The message is on the line of the label, or below it if the
+/// label is longer.
 pub(crate) fn beside(text: &mut String, label: &str, message: &str, column: usize, width: usize) {
     let message = wrapped(message, width, column);
     // Writing to a string cannot fail.
@@ -68,7 +69,7 @@ pub(crate) fn beside(text: &mut String, label: &str, message: &str, column: usiz
     }
 }
 
-/// Returns rows as columns of equal width, two spaces apart. The last column is as wide as it is.
+/// Formats rows as columns that are aligned and separated by two spaces.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! Versions of the plugin, the controller and the agents, and what differs.
+//! Versions of the plugin, the controller and the agents, and their differences.
 
 use std::collections::BTreeMap;
 
@@ -10,27 +10,27 @@ use crate::{snapshot::UnreadKind, text::beside};
 
 /// Column at which messages begin.
 const MESSAGE: usize = 12;
-/// At most this many nodes of a version are named.
+/// Maximum number of nodes that are named for a version.
 const NAMED: usize = 3;
 
-/// Versions of all parts.
+/// Versions of all components.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PartVersions {
-    /// The version of the plugin.
+    /// Version of the plugin.
     pub client: String,
     /// Tags of the images of the controller's pods, with the number of pods.
     pub controller: BTreeMap<String, usize>,
     /// Versions that agents report, with their nodes.
     pub agents: BTreeMap<String, Vec<String>>,
-    /// The differences, in words.
+    /// Human-readable differences.
     pub skew: Vec<String>,
     /// Kinds of objects that could not be read.
     pub unread: Vec<UnreadKind>,
 }
 
-/// Returns the versions of the plugin (`client`), of the `controller`'s pods by the tags of their images, and of all agents as
-/// they report it themselves.
+/// Returns the versions of all components: the plugin (`client`), the pods of the `controller` by the tags of their
+/// images, and the agents by their reports.
 pub fn versions<'a>(
     client: &str,
     controller: &[Pod],
@@ -67,14 +67,15 @@ pub fn versions<'a>(
     found
 }
 
-/// Returns the tag of an image, or its digest; `latest` is what a container runtime takes for none.
+/// Returns the tag or the digest of an image. An image without either has the tag `latest`, which container runtimes
+/// assume.
 fn tag(image: &str) -> &str {
     let name = image.rsplit('/').next().unwrap_or(image);
     let end = name.split_once('@').or_else(|| name.split_once(':'));
     end.map_or("latest", |(_, tag)| tag)
 }
 
-/// Returns the numbers of a version such as `1.2.3` or `v1.2.3-rc.1`; `None` if it is no version.
+/// Parses the numbers of a version such as `1.2.3` or `v1.2.3-rc.1`. Returns `None` for another format.
 fn numbers(version: &str) -> Option<[u64; 3]> {
     let version = version.strip_prefix('v').unwrap_or(version);
     let version = version.split(['-', '+']).next().unwrap_or(version);
@@ -127,7 +128,7 @@ fn named(nodes: &[String]) -> String {
 }
 
 impl PartVersions {
-    /// Returns them as text for a terminal of this width.
+    /// Returns the versions as text for a terminal with this width.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
         let mut line = |label: &str, message: &str| beside(&mut text, label, message, MESSAGE, width);

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  migration  Succeeded ──▶ the guest is on the target      the instance names that node, one pod is
-//!             Failed    ──▶ on the source, with a reason    left there, one QEMU runs there and none
-//!                       └─▶ or ended, where the fault hit   elsewhere, and its numbers continue
+//!             Failed    ──▶ on the source, with a reason    left on it, one QEMU runs on it and none
+//!                       └─▶ or has ended, if the fault hit  elsewhere, and the guest's numbers continue
 //!                           the guest itself: so reported
 //! ```
 
@@ -35,9 +35,9 @@ pub struct FoundState {
     pub may_have_ended: bool,
     /// The migration's phase.
     pub migration: Option<MigrationPhase>,
-    /// The reason of a failure.
+    /// The reason why the migration failed.
     pub reason: Option<String>,
-    /// The instance's state of this migration: completed, failed.
+    /// Whether the migration state in the instance's status is completed, and whether it has failed.
     pub state: Option<(bool, bool)>,
     /// The instance's phase.
     pub phase: Option<Phase>,
@@ -119,8 +119,9 @@ fn ended(found: &FoundState) -> Result<Fate, String> {
     }
 }
 
-/// Checks the ticks: on the consoles none is missing or duplicated; of the datagrams some may be lost, but none
-/// arrives twice.
+/// Checks the ticks.
+///
+/// No tick is missing or duplicated on the consoles. Datagrams may be lost, but none arrives twice.
 fn numbers(found: &FoundState) -> Result<(), String> {
     without_a_gap(&found.printed).map_err(|error| format!("on its consoles: {error:#}"))?;
     let mut highest = BTreeMap::new();
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(judge(&stayed()), Ok(Fate::Stayed));
         assert_eq!(judge(&moved()), Ok(Fate::Moved));
         assert_eq!(judge(&gone()), Ok(Fate::Ended));
-        // Until the nodes are assigned, the instance has no state of the migration.
+        // Until the nodes are assigned, the instance has no migration state.
         assert_eq!(
             judge(&FoundState {
                 state: None,

@@ -1,11 +1,11 @@
-//! Injection of a fault at a precise time: find the target, hit it, undo the fault.
+//! Injects a fault at a precise time: finds the target, strikes it, and undoes the fault.
 //!
 //! ```text
 //!  find the process ──▶ a shell on its node waits for a line ──▶ strike: within a millisecond
 //!                                                            └──▶ undo: continue it, start it, open the link
 //! ```
 //!
-//! Processes are found by name and pod, and hit by pid.
+//! Processes are found by name and pod, and struck by pid.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -32,7 +32,7 @@ const VIRSH: &str = "virsh -q -c \"qemu+unix:///session?socket=/run/drydock/libv
 const OWN: &str = "drydock";
 /// The iptables chain that cuts links.
 const CHAIN: &str = "DRYDOCK-CUT";
-/// Names of processes in the kernel, which truncates them to 15 bytes.
+/// Names of processes in the kernel, which truncates names to 15 bytes.
 const AGENT: &str = "drydock-agent";
 const CONTROLLER: &str = "drydock-control";
 const LAUNCHER: &str = "drydock-launche";
@@ -77,11 +77,12 @@ impl Cluster {
         Ok(all.iter().filter(|process| process.cmdline.contains(&guest)).count())
     }
 
-    /// Returns the node and the pid of the process of a name in a pod, not of its children: a launcher runs itself to
-    /// prepare disks.
+    /// Returns the node and the pid of the process with a name in a pod, without its children.
+    ///
+    /// The children have to be excluded, since a launcher runs its own program to prepare disks.
     ///
     /// # Errors
-    /// If it does not appear, or there are several.
+    /// If the process does not appear, or there are several.
     async fn process_in(&self, pod: &Pod, name: &str, arg: &str) -> Result<(String, u32)> {
         let uid = pod.uid().context("a pod without a UID")?;
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
@@ -140,7 +141,7 @@ fn inside_launcher(pid: u32, script: &str) -> String {
     )
 }
 
-/// Removes the processes whose parent is in the list, too.
+/// Removes each process whose parent is in the list.
 fn without_children(mut all: Vec<Process>) -> Vec<Process> {
     let pids: Vec<u32> = all.iter().map(|process| process.pid).collect();
     all.retain(|process| !pids.contains(&process.parent));
@@ -198,21 +199,21 @@ pub struct Blow {
 /// The reversal of a fault. Idempotent.
 #[derive(Clone, Debug)]
 pub enum Undo {
-    /// Nothing to do: the killed process is restarted by its supervisor.
+    /// Do nothing: the supervisor restarts the killed process.
     Nothing,
-    /// A script on a node.
+    /// Run a script on a node.
     OnNode(String, String),
-    /// A script on the host.
+    /// Run a script on the host.
     Here(String),
     /// Start the API server, which has no supervisor.
     StartApiServer,
 }
 
 impl Blow {
-    /// Finds the target of a case.
+    /// Finds the target of a case, and prepares the fault.
     ///
     /// # Errors
-    /// If it does not exist.
+    /// If the target does not exist.
     pub async fn prepare(cluster: &Cluster, case: Case, sides: &Sides) -> Result<Self> {
         let node = sides.node(case.side);
         let (node, pid) = match case.part {
@@ -256,7 +257,7 @@ impl Blow {
         let (script, undo) = match case.kind {
             FaultKind::Freeze => (
                 format!("kill -STOP {pid}"),
-                // The liveness probe may have restarted it.
+                // The liveness probe may have restarted the process.
                 Undo::OnNode(node.clone(), format!("kill -CONT {pid} 2>/dev/null; true")),
             ),
             FaultKind::Kill | FaultKind::Cut => (format!("kill -KILL {pid}"), Undo::Nothing),
@@ -267,12 +268,12 @@ impl Blow {
         })
     }
 
-    /// Returns how to undo the fault.
+    /// Returns the reversal of the fault.
     pub fn undo(&self) -> Undo {
         self.undo.clone()
     }
 
-    /// Injects the fault, and returns when that is done.
+    /// Injects the fault, and returns when it has been injected.
     ///
     /// # Errors
     /// If that fails.
@@ -301,10 +302,10 @@ impl Undo {
     }
 }
 
-/// Stops the agent of a node, which blocks everything that depends on it. Returns how to continue it.
+/// Stops the agent of a node, which blocks everything that depends on the agent. Returns the action that continues it.
 ///
 /// # Errors
-/// If there is none.
+/// If no agent runs on the node.
 pub async fn hold_agent(cluster: &Cluster, node: &str) -> Result<Undo> {
     let (node, pid) = cluster
         .process_in(&cluster.agent_pod(node).await?, AGENT, " run")
@@ -327,7 +328,7 @@ impl HandOverWatch {
     /// If virsh cannot be started.
     pub async fn start(cluster: &Cluster, pod: &Pod) -> Result<Self> {
         let (node, pid) = cluster.process_in(pod, LAUNCHER, "").await?;
-        // Runs inside the pod, so that it ends with its input, whatever happens to the processes around it.
+        // virsh runs inside the pod, so that it ends with its input, whatever happens to the processes around it.
         let inside = format!("{VIRSH} event --event lifecycle --loop 2>&1 & it=$!; read -r _; kill $it");
         let script = inside_launcher(pid, &inside);
         let mut process = cluster
@@ -372,7 +373,7 @@ impl HandOverWatch {
 
 impl Drop for HandOverWatch {
     fn drop(&mut self) {
-        // virsh ends with its input.
+        // virsh ends when its input is closed.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }

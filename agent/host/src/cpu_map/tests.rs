@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A map in a folder that is removed at the end of the test.
+/// Folder with a CPU map. It is removed at the end of the test.
 struct MapFolder(PathBuf);
 
 impl MapFolder {
@@ -65,7 +65,7 @@ fn models_are_built_on_models() {
     assert!(map.has("B-v1") && !map.has("B-v2"));
 }
 
-/// Lines of the CPU map of libvirt 11.3: a model and its next version.
+/// Uses lines of libvirt 11.3's CPU map: a model and its next version.
 #[test]
 fn features_added_later_are_not_of_the_model() {
     let folder = MapFolder::new(&[(
@@ -80,7 +80,7 @@ fn features_added_later_are_not_of_the_model() {
         map.features("Nehalem-v2"),
         Some(set(&["popcnt", "sse4.2", "spec-ctrl"]))
     );
-    // So a node that masks one of these features keeps the models.
+    // A node that masks one of these features therefore keeps the models.
     assert_eq!(map.models_with("vmx-ept"), set(&[]));
 }
 
@@ -116,7 +116,7 @@ fn errors_name_the_file() {
     assert!(CpuMap::load(Path::new("/nowhere")).is_err());
 }
 
-/// The map of the installed libvirt, which is needed to build this crate.
+/// Loads the map of the installed libvirt, which is needed to build this crate.
 #[test]
 fn the_installed_map() {
     let folder = Path::new("/usr/share/libvirt/cpu_map");
@@ -156,7 +156,7 @@ fn chains_are_followed_to_a_depth_and_no_further() {
     assert_eq!(map.models_with("f2").len(), 3);
 }
 
-/// Random definitions that refer to each other.
+/// Generates random definitions that refer to each other.
 fn definitions() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["A", "B", "C-v1", "C", "", "x'"]);
     let definition = (name.clone(), prop::collection::vec((name, any::<bool>()), 0..4)).prop_map(|(name, parts)| {

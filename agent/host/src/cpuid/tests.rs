@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use super::*;
 
-/// A recorded processor: leaf and sub-leaf to registers.
+/// A recorded processor, which maps leaf and sub-leaf to registers.
 #[derive(Clone)]
 struct Dump(HashMap<(u32, u32), CpuIdResult>);
 
@@ -54,27 +54,27 @@ fn tsc_frequency_by_source() {
     let frequency = |text: &str| facts(&dump(text)).tsc.unwrap().frequency_hz;
     let hypervisor =
         |text: &str| text.replace("7ffafbbf", "fffafbbf") + "40000000 0 40000010 0 0 0\n40000010 0 2625a0 0 0 0\n";
-    // The crystal's frequency is missing: the base frequency counts.
+    // The frequency of the crystal is missing, so the base frequency is used.
     assert_eq!(frequency(SKYLAKE), Some(4_000_000_000));
-    // 24 MHz × 334 / 2.
+    // The frequency is 24 MHz × 334 / 2.
     let crystal = SKYLAKE.replace("0000014e 00000000", "0000014e 016e3600");
     assert_eq!(frequency(&crystal), Some(4_008_000_000));
     assert_eq!(frequency(&hypervisor(&crystal)), Some(4_008_000_000));
     // The hypervisor's frequency is exact, the base frequency is rounded.
     assert_eq!(frequency(&hypervisor(SKYLAKE)), Some(2_500_000_000));
-    // The hypervisor's leaves mean nothing without a hypervisor.
+    // The hypervisor's leaves have no meaning without a hypervisor.
     assert_eq!(
         frequency(&hypervisor(SKYLAKE).replace("fffafbbf", "7ffafbbf")),
         Some(4_000_000_000)
     );
-    // Only a ratio shows that the base frequency is that of the counter.
+    // Only a ratio shows that the base frequency is the frequency of the counter.
     assert_eq!(frequency(&SKYLAKE.replace("0000014e", "00000000")), None);
     assert_eq!(frequency(ROME), None);
 }
 
 #[test]
 fn leaves_beyond_the_last_are_not_believed() {
-    // For a leaf beyond the last one, Intel processors return the last one.
+    // For a leaf beyond the last leaf, Intel processors return the last leaf.
     let mut processor = dump("0 0 1 756e6547 6c65746e 49656e69\n1 0 506e3 0 0 bfebfbff\n");
     processor.0.insert(
         (7, 0),
@@ -102,7 +102,7 @@ fn leaves_beyond_the_last_are_not_believed() {
     );
 }
 
-/// Every known feature that the kernel lists is also read from this machine's cpuid.
+/// Checks that every known feature that the kernel lists is also read from this machine's cpuid.
 #[test]
 fn the_kernel_agrees() {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();

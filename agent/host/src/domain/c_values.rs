@@ -1,4 +1,4 @@
-//! Values that libvirt returns in C: texts and lists of typed parameters.
+//! Values that libvirt returns in C: strings and lists of typed parameters.
 
 #![expect(unsafe_code, reason = "libvirt returns pointers")]
 
@@ -12,7 +12,7 @@ use virt_sys as sys;
 use super::{Parameter, ParameterValue};
 use crate::document::{MAX_LIST, MAX_NAME};
 
-/// Returns at most [`MAX_NAME`] characters of a C string from libvirt; empty if it is null.
+/// Returns at most [`MAX_NAME`] characters of a C string from libvirt, or an empty string if `text` is null.
 ///
 /// # Safety
 /// `text` must be null or end with a zero byte.
@@ -25,7 +25,7 @@ pub(super) unsafe fn text(text: *const c_char) -> String {
     text.to_string_lossy().chars().take(MAX_NAME).collect()
 }
 
-/// Converts libvirt's typed parameters.
+/// Converts libvirt's typed parameters to [`Parameter`]s.
 ///
 /// # Safety
 /// `parameters` must be null or a list of `count` parameters from libvirt with correct types.

@@ -1,4 +1,4 @@
-//! Why a call to a guest's libvirt failed.
+//! Reason why a call to a guest's libvirt failed.
 
 use std::{io, time::Duration};
 
@@ -8,8 +8,10 @@ use virt_sys as sys;
 use super::event::CloseReason;
 use crate::{libvirt::LibvirtError, pod_folder::FolderError};
 
-/// Why a call failed. Only [`NoDomain`](Self::NoDomain) and [`Refused`](Self::Refused) are libvirt's responses; with
-/// all other errors nothing is known of the domain.
+/// Reason why a call failed.
+///
+/// Only [`NoDomain`](Self::NoDomain) and [`Refused`](Self::Refused) are libvirt's responses. With all other errors, the
+/// state of the domain is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
     /// libvirt reports that the domain does not exist.
@@ -24,7 +26,7 @@ pub enum CallError {
     /// libvirt did not respond in time. Whether it carried out the call is unknown. The connection is closed.
     #[error("libvirtd did not respond within {within:?} when {call}")]
     TimedOut {
-        /// The call, in readable form.
+        /// Human-readable name of the call.
         call: &'static str,
         /// The time limit.
         within: Duration,
@@ -32,9 +34,9 @@ pub enum CallError {
     /// The connection to libvirt ended, during the call or before it.
     #[error("the connection to libvirtd was lost when {call}: {reason}{}", detail(error.as_ref()))]
     Lost {
-        /// The call, in readable form.
+        /// Human-readable name of the call.
         call: &'static str,
-        /// Why it ended.
+        /// Reason why the connection ended.
         reason: CloseReason,
         /// The error of libvirt's client.
         error: Option<LibvirtError>,
@@ -68,13 +70,14 @@ impl CallError {
         }
     }
 
-    /// Returns whether libvirt's response was received, so that the outcome is certain.
+    /// Returns whether libvirt's response was received, which makes the outcome certain.
     pub fn is_reply(&self) -> bool {
         matches!(self, Self::NoDomain | Self::Refused(_) | Self::AgentUnresponsive(_))
     }
 
-    /// Returns whether the socket does not exist or no process is listening behind it: libvirtd has not been started
-    /// yet or has ended.
+    /// Returns whether the socket does not exist or no process listens on the socket.
+    ///
+    /// In both cases libvirtd has not been started yet or has ended.
     pub fn is_not_listening(&self) -> bool {
         matches!(
             self,

@@ -1,8 +1,8 @@
 //! A guest's libvirt through libvirt's own client: one connection, used by one thread.
 //!
-//! `virt` has no binding for events and some of the calls, and panics when it closes or copies, so this module uses
-//! `virt-sys` directly. Every call looks the domain up again, because it may have been undefined and redefined
-//! meanwhile.
+//! `virt` has no binding for events and for some of the calls, and panics when it closes or copies an object. This
+//! module therefore uses `virt-sys` directly. Every call looks the domain up again, because the domain may have been
+//! undefined and redefined since the previous call.
 
 #![expect(
     unsafe_code,
@@ -33,22 +33,26 @@ use drydock_api::facts::VirtType;
 
 mod migration_calls;
 
-/// Keep-alives: the idle interval in seconds after which libvirtd is probed, and the number of probes that may remain
-/// unanswered. The total is longer than the deadlines of calls, which are meant to end a connection that is in use.
+/// Keep-alive settings: idle interval in seconds before libvirtd is probed, and maximum number of probes without a
+/// response.
+///
+/// The total is longer than the deadlines of calls, which are meant to end a connection that is in use.
 const KEEP_ALIVE: (c_int, u32) = (30, 3);
 
 /// Timeout in seconds for each response of the guest agent. libvirt's default is to wait forever.
 const AGENT_SECONDS: c_int = 5;
-/// Like [`AGENT_SECONDS`], for a freeze: the guest writes its buffers to disk, and its hooks have databases do so.
+/// Timeout in seconds for a freeze by the guest agent. The guest writes its buffers to disk, and its hooks make
+/// databases write theirs.
 const FREEZE_SECONDS: c_int = 20;
-/// Like [`AGENT_SECONDS`], for a thaw, which runs hooks too. With a freeze that fails, it ends before the request for the
-/// freeze does.
+/// Timeout in seconds for a thaw by the guest agent, which runs hooks too.
+///
+/// A failed freeze and the thaw after it together end before the client's freeze request times out.
 const THAW_SECONDS: c_int = 10;
 
 /// Prefix of the URIs of daemons.
 const DAEMON: &[u8] = b"qemu+unix:";
 
-/// The calls to a domain's libvirt. Every call may block for as long as the other side takes.
+/// The calls to a domain's libvirt. Every call may block for as long as libvirt takes to respond.
 pub(crate) trait DomainCalls {
     fn define(&self, xml: &str) -> Result<(), LibvirtError>;
     fn create(&self, start: InitialState) -> Result<(), LibvirtError>;
@@ -63,15 +67,17 @@ pub(crate) trait DomainCalls {
     fn undefine(&self) -> Result<(), LibvirtError>;
     fn names(&self) -> Result<Vec<String>, LibvirtError>;
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError>;
-    /// Sends a command to the guest agent as JSON, and returns its reply.
+    /// Sends a JSON command to the guest agent and returns its reply.
     fn agent_command(&self, command: &str) -> Result<String, LibvirtError>;
     fn freeze(&self) -> Result<(), LibvirtError>;
     fn thaw(&self) -> Result<(), LibvirtError>;
     fn screenshot(&self) -> Result<Screenshot, LibvirtError>;
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
     fn versions(&self) -> Result<PodVersions, LibvirtError>;
-    /// Returns when the migration has ended. The outer error means that this connection broke. The inner error is
-    /// libvirtd's response, which may be about a connection of its own.
+    /// Migrates the domain and returns when the migration has ended.
+    ///
+    /// The outer error means that this connection broke. The inner error is libvirtd's response, which may be about
+    /// libvirtd's own connection to the target.
     fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError>;
     fn abort_job(&self) -> Result<(), LibvirtError>;
     fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError>;
@@ -85,17 +91,17 @@ pub(crate) trait DomainCalls {
 /// A call that changes a domain and returns no data.
 type DomainCall = unsafe extern "C" fn(sys::virDomainPtr) -> c_int;
 
-/// An open connection, for one domain.
+/// An open connection to libvirt for one domain.
 pub(crate) struct LibvirtConnection {
     raw: sys::virConnectPtr,
     domain: CString,
-    /// IDs of the registered callbacks.
+    /// IDs of the registered event callbacks.
     callbacks: Vec<c_int>,
     has_close_callback: bool,
 }
 
 impl LibvirtConnection {
-    /// Connects, and forwards the domain's events to `shared`.
+    /// Connects to libvirt and forwards the domain's events to `shared`.
     pub(crate) fn open(uri: &str, domain: &str, shared: &Arc<EventSource>) -> Result<Self, LibvirtError> {
         const CALL: &str = "connecting to libvirt";
         let uri = c_string(CALL, uri)?;
@@ -123,15 +129,15 @@ impl LibvirtConnection {
         Ok(connection)
     }
 
-    /// Makes the connection end when the daemon does: by keep-alives and a close callback.
+    /// Makes the connection end when the daemon ends, by means of keep-alives and a close callback.
     fn watch_over(&mut self, listener: &Arc<Listener>) {
         // SAFETY: the connection is open.
         if unsafe { sys::virConnectSetKeepAlive(self.raw, KEEP_ALIVE.0, KEEP_ALIVE.1) } < 0 {
             tracing::debug!(error = %LibvirtError::last("turning on keep-alives"), "no keep-alives");
         }
         let opaque = Arc::into_raw(Arc::clone(listener));
-        // SAFETY: the connection is open; `opaque` is a counted reference that `release` gives back. libvirt calls
-        // `release` once if it accepted the callback, and never otherwise.
+        // SAFETY: the connection is open; `opaque` is a counted reference that `release` drops. libvirt calls `release`
+        // once if it accepted the callback, and never otherwise.
         let taken = unsafe {
             sys::virConnectRegisterCloseCallback(
                 self.raw,
@@ -156,8 +162,8 @@ impl LibvirtConnection {
 
     fn register(&mut self, event: u32, callback: EventCallback, listener: &Arc<Listener>) -> Result<(), LibvirtError> {
         let opaque = Arc::into_raw(Arc::clone(listener));
-        // SAFETY: the connection is open; a null domain means all domains; the callback is the one for this event;
-        // `opaque` is a counted reference that `release` gives back. libvirt calls `release` once if it accepted the
+        // SAFETY: the connection is open; a null domain means all domains; the callback has the type for this event;
+        // `opaque` is a counted reference that `release` drops. libvirt calls `release` once if it accepted the
         // callback, and never otherwise.
         let number = unsafe {
             sys::virConnectDomainEventRegisterAny(
@@ -216,7 +222,7 @@ impl DomainCalls for LibvirtConnection {
         const CALL: &str = "reading the domain's state";
         let domain = self.found(CALL)?;
         let (mut state, mut reason) = (0, 0);
-        // SAFETY: the domain is one of this open connection, and both places outlive the call.
+        // SAFETY: the domain is one of this open connection, and both output variables outlive the call.
         succeeded(CALL, unsafe {
             sys::virDomainGetState(domain.0, &raw mut state, &raw mut reason, 0)
         })?;
@@ -297,11 +303,11 @@ impl DomainCalls for LibvirtConnection {
     fn names(&self) -> Result<Vec<String>, LibvirtError> {
         const CALL: &str = "listing the domains";
         let mut domains = ptr::null_mut();
-        // SAFETY: the connection is open, and the place for the list outlives the call.
+        // SAFETY: the connection is open, and the output variable for the list outlives the call.
         let count = succeeded(CALL, unsafe {
             sys::virConnectListAllDomains(self.raw, &raw mut domains, 0)
         })?;
-        // SAFETY: libvirt returned a list of that many domains; the caller has to free each of them and the list.
+        // SAFETY: libvirt returned a list of `count` domains; the caller has to free each of them and the list.
         let found: Vec<DomainPointer> = unsafe { taken(domains, count) }
             .into_iter()
             .map(DomainPointer)
@@ -326,8 +332,8 @@ impl DomainCalls for LibvirtConnection {
         const CALL: &str = "sending a command to the guest's agent";
         let command = c_string(CALL, command)?;
         let domain = self.found(CALL)?;
-        // SAFETY: the domain is one of this open connection, and the text outlives the call; libvirt returns null or a
-        // newly allocated string that it does not keep.
+        // SAFETY: the domain is one of this open connection, and the command outlives the call; libvirt returns null or
+        // a newly allocated string that it does not keep.
         unsafe {
             let reply = sys::virDomainQemuAgentCommand(domain.0, command.as_ptr(), AGENT_SECONDS, 0);
             owned_text(CALL, reply)
@@ -338,7 +344,7 @@ impl DomainCalls for LibvirtConnection {
         const CALL: &str = "freezing the guest's file systems";
         let domain = self.found(CALL)?;
         domain.limit_agent(FREEZE_SECONDS);
-        // SAFETY: the domain is one of this open connection; without mount points all file systems are meant.
+        // SAFETY: the domain is one of this open connection; a call without mount points freezes all file systems.
         succeeded(CALL, unsafe { sys::virDomainFSFreeze(domain.0, ptr::null_mut(), 0, 0) }).map(drop)
     }
 
@@ -346,7 +352,7 @@ impl DomainCalls for LibvirtConnection {
         const CALL: &str = "thawing the guest's file systems";
         let domain = self.found(CALL)?;
         domain.limit_agent(THAW_SECONDS);
-        // SAFETY: the domain is one of this open connection; without mount points all file systems are meant.
+        // SAFETY: the domain is one of this open connection; a call without mount points thaws all file systems.
         succeeded(CALL, unsafe { sys::virDomainFSThaw(domain.0, ptr::null_mut(), 0, 0) }).map(drop)
     }
 
@@ -354,8 +360,8 @@ impl DomainCalls for LibvirtConnection {
         const CALL: &str = "taking a picture of the guest's display";
         let domain = self.found(CALL)?;
         let stream = LibvirtStream::new(CALL, self.raw)?;
-        // SAFETY: domain and stream are of this open connection; libvirt returns null or a newly allocated string that it
-        // does not keep.
+        // SAFETY: the domain and the stream belong to this open connection; libvirt returns null or a newly allocated
+        // string that it does not keep.
         let media_type = unsafe { owned_text(CALL, sys::virDomainScreenshot(domain.0, stream.0, 0, 0)) }?;
         let bytes = stream.read_to_end(CALL)?;
         Ok(Screenshot { media_type, bytes })
@@ -370,7 +376,7 @@ impl DomainCalls for LibvirtConnection {
             allocation: 0,
             physical: 0,
         };
-        // SAFETY: the domain is one of this open connection, and name and place outlive the call.
+        // SAFETY: the domain is one of this open connection, and the name and the output variable outlive the call.
         succeeded(CALL, unsafe {
             sys::virDomainGetBlockInfo(domain.0, disk.as_ptr(), &raw mut info, 0)
         })?;
@@ -384,11 +390,11 @@ impl DomainCalls for LibvirtConnection {
     fn versions(&self) -> Result<PodVersions, LibvirtError> {
         const CALL: &str = "reading the versions";
         let (mut libvirt, mut qemu) = (0, 0);
-        // SAFETY: the connection is open, and the place outlives the call.
+        // SAFETY: the connection is open, and the output variable outlives the call.
         succeeded(CALL, unsafe {
             sys::virConnectGetLibVersion(self.raw, &raw mut libvirt)
         })?;
-        // SAFETY: as above.
+        // SAFETY: the connection is open, and the output variable outlives the call.
         succeeded(CALL, unsafe { sys::virConnectGetVersion(self.raw, &raw mut qemu) })?;
         let version = |number| Version(u32::try_from(number).unwrap_or(0));
         Ok(PodVersions {
@@ -432,14 +438,14 @@ impl DomainCalls for LibvirtConnection {
 
 impl Drop for LibvirtConnection {
     fn drop(&mut self) {
-        // Registered callbacks keep the connection from closing. Errors are ignored: the daemon is usually gone then,
-        // and the local resources are freed anyway.
+        // Registered callbacks keep the connection from closing. Errors are ignored: the daemon has usually ended by
+        // then, and the local resources are freed anyway.
         for number in &self.callbacks {
             // SAFETY: the connection is open, and the callback is registered with it.
             unsafe { sys::virConnectDomainEventDeregisterAny(self.raw, *number) };
         }
         if self.has_close_callback {
-            // SAFETY: as above.
+            // SAFETY: the connection is open, and the close callback is registered with it.
             unsafe { sys::virConnectUnregisterCloseCallback(self.raw, Some(listener::closed)) };
         }
         // SAFETY: the connection is open and is not used again.
@@ -458,7 +464,7 @@ impl fmt::Debug for LibvirtConnection {
     }
 }
 
-/// A domain that libvirt has looked up. It must not outlive its connection.
+/// A domain that libvirt has looked up. The pointer must not outlive the connection.
 struct DomainPointer(sys::virDomainPtr);
 
 impl DomainPointer {
@@ -474,8 +480,9 @@ impl DomainPointer {
         unsafe { text(sys::virDomainGetName(self.0)) }
     }
 
-    /// Limits how long libvirt waits for a response of the guest agent, in this and all later calls. A libvirt without this
-    /// call waits until the deadline.
+    /// Limits how long libvirt waits for a response of the guest agent, in this call and all later calls.
+    ///
+    /// A libvirt without `virDomainAgentSetResponseTimeout` waits until the deadline of the call.
     fn limit_agent(&self, seconds: c_int) {
         // SAFETY: the domain is one of an open connection.
         if unsafe { sys::virDomainAgentSetResponseTimeout(self.0, seconds, 0) } < 0 {
@@ -485,19 +492,19 @@ impl DomainPointer {
 
     fn guest_info(&self, call: &'static str, types: u32) -> Result<Vec<Parameter>, LibvirtError> {
         let (mut parameters, mut count) = (ptr::null_mut(), 0);
-        // SAFETY: the domain is one of an open connection, and both places outlive the call.
+        // SAFETY: the domain is one of an open connection, and both output variables outlive the call.
         succeeded(call, unsafe {
             sys::virDomainGetGuestInfo(self.0, types, &raw mut parameters, &raw mut count, 0)
         })?;
-        // SAFETY: libvirt returned that many parameters.
+        // SAFETY: libvirt returned `count` parameters.
         let read = unsafe { read_parameters(parameters, count) };
-        // SAFETY: the list as libvirt returned it, not used after this.
+        // SAFETY: libvirt has returned this list, and the list is not used after this call.
         unsafe { sys::virTypedParamsFree(parameters, count) };
         Ok(read)
     }
 }
 
-/// A stream of a connection. It is aborted when dropped, unless it was read to its end.
+/// A stream of a connection. A stream that was not read to its end is aborted when dropped.
 struct LibvirtStream(sys::virStreamPtr);
 
 impl LibvirtStream {
@@ -510,12 +517,12 @@ impl LibvirtStream {
         Ok(Self(stream))
     }
 
-    /// Returns all that the stream has, at most [`MAX_BYTES`].
+    /// Returns all data of the stream, at most [`MAX_BYTES`].
     fn read_to_end(self, call: &'static str) -> Result<Vec<u8>, LibvirtError> {
         let mut all = Vec::new();
         let mut buffer = vec![0_u8; 64 << 10];
         loop {
-            // SAFETY: the stream is open, and the buffer has that many bytes and outlives the call.
+            // SAFETY: the stream is open, and the buffer has `buffer.len()` bytes and outlives the call.
             let length = succeeded(call, unsafe {
                 sys::virStreamRecv(self.0, buffer.as_mut_ptr().cast(), buffer.len())
             })?;
@@ -556,7 +563,7 @@ impl Drop for DomainPointer {
     }
 }
 
-/// Converts a call's numeric return value: a negative number is an error.
+/// Converts a call's numeric return value. A negative number is an error.
 fn succeeded(call: &'static str, result: c_int) -> Result<usize, LibvirtError> {
     usize::try_from(result).map_err(|_| LibvirtError::last(call))
 }

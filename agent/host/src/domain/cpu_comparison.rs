@@ -7,16 +7,16 @@ use crate::libvirt::LibvirtError;
 /// The text before the feature list in libvirt's message (`src/cpu/cpu_x86.c`).
 const MISSING: &str = "Host CPU does not provide required features: ";
 
-/// Whether a guest can have a CPU on this host.
+/// Result of the comparison of a guest's CPU with this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpuComparison {
-    /// It can.
+    /// The host can run a guest with the CPU.
     Fits,
-    /// It cannot.
+    /// The host cannot run a guest with the CPU.
     Incompatible {
         /// libvirt's message with the reason.
         message: String,
-        /// Features that this host lacks, as far as the message lists them.
+        /// Features of the CPU that this host lacks, as far as the message lists them.
         features: Vec<String>,
     },
 }
@@ -38,7 +38,7 @@ impl CpuComparison {
     }
 }
 
-/// Returns the features listed in a message; empty if the message has another subject or an unknown form.
+/// Returns the features listed in a message, or an empty list if the message has another subject or an unknown form.
 fn missing(message: &str) -> Vec<String> {
     let Some((_, features)) = message.split_once(MISSING) else {
         return Vec::new();

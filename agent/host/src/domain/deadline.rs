@@ -7,19 +7,19 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Time after its deadline within which a call must notice that the relay has closed the connection.
+/// Time after a call's deadline within which the call must notice that the relay has closed the connection.
 pub(crate) const MARGIN: Duration = Duration::from_secs(5);
 
 /// A call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallDeadline {
-    /// The call, in readable form.
+    /// Human-readable name of the call.
     pub(crate) call: &'static str,
-    /// When the call is overdue.
+    /// Time after which the call is overdue.
     pub(crate) at: Instant,
 }
 
-/// Returns the name of the first overdue call, or `None` when the thread has ended.
+/// Returns the name of the call whose deadline passed first, or `None` when the thread has ended.
 pub(crate) async fn overdue(mut deadlines: watch::Receiver<Option<CallDeadline>>) -> Option<&'static str> {
     loop {
         let deadline = *deadlines.borrow_and_update();

@@ -6,18 +6,18 @@
 //!  job(), abort_job(), ... ── the other one ────┘    QEMU ═══════════ NBD server      (disks)
 //! ```
 //!
-//! The migration is peer to peer: the source's libvirtd carries it out and needs no client for that. So the result of
-//! the call has a limited meaning:
+//! The migration is peer to peer: the source's libvirtd performs the migration and needs no client for it. The result
+//! of the call therefore has a limited meaning:
 //!
 //! - `Ok`: the guest is complete and paused on the target; on the source it is shut off (migrated).
-//! - [`CallError::Refused`](super::CallError::Refused), `NoDomain`: the source's libvirtd has responded. It has not
-//!   begun, or has given up. In most cases the guest continues at the source; the domain's state shows whether it does.
-//!   Do not base decisions on the message: a migration that was cancelled on request may report "canceled by client"
-//!   or whatever error QEMU got from its socket.
-//! - `Lost`, `TimedOut`, `Folder`, `NotStarted`: nothing is known. The same applies if the future is dropped, which
-//!   only closes the connection. A migration that had begun continues. A new connection finds it with
-//!   [`job`](super::DomainHandle::job) and the domain's state. Only a libvirtd that exits cancels its own migration,
-//!   when it is started again.
+//! - [`CallError::Refused`](super::CallError::Refused), `NoDomain`: the source's libvirtd has responded. The
+//!   libvirtd has not begun the migration, or has aborted it. In most cases the guest continues at the source; the
+//!   domain's state shows whether the guest does. Do not base decisions on the message: a migration that was cancelled
+//!   on request may report "canceled by client" or any error that QEMU got from its socket.
+//! - `Lost`, `TimedOut`, `Folder`, `NotStarted`: the state of the migration is unknown. The state is also unknown if
+//!   the future is dropped, which only closes the connection. A migration that had begun continues. A new connection
+//!   finds the migration with [`job`](super::DomainHandle::job) and the domain's state. Only a libvirtd that exits
+//!   cancels its own migration, when that libvirtd is started again.
 //!
 //! Observed behaviour (libvirt 9.0 and 11.3; states in parentheses):
 //!
@@ -30,20 +30,22 @@
 //! | connection between the libvirtds lost | as in the two rows above | `Stopped Destroyed`; no domain |
 //! | post-copy | `Suspended Migrated`, `Suspended Post-copy` (paused, post-copy), then as when succeeded | `Defined Added`, `Resumed Post-copy` (running, post-copy), `Resumed Migrated` (running, migrated) |
 //!
-//! - A guest that is suspended while it moves is (paused, migrating), with the event `Suspended Migrated`, as at the
-//!   switch-over. If the migration fails, libvirt resumes it.
-//! - The target's libvirt reports only that an incoming migration exists. When it has ended, both sides have a
-//!   [`completed_job`](super::DomainHandle::completed_job); after post-copy, and after a failure, the target has none.
-//! - A client that was not connected when a migration was cancelled gets no event of it: only the missing job shows it.
+//! - A guest that is suspended during its migration is (paused, migrating), with the event `Suspended Migrated`, as at
+//!   the switch-over. If the migration fails, libvirt resumes the guest.
+//! - The target's libvirt reports only that an incoming migration exists. When the migration has ended, both sides have
+//!   a [`completed_job`](super::DomainHandle::completed_job). After post-copy, and after a failure, the target has no
+//!   completed job.
+//! - A client that was not connected when a migration was cancelled receives no event of the cancellation: only the
+//!   missing job shows it.
 //! - A target that already had the domain defined keeps that definition, with or without the guest.
-//! - **libvirt refuses `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED`.** So a migration with post-copy
-//!   enabled resumes the guest on the target as soon as it is complete, even if it was never switched to post-copy.
-//!   The exception is a tunnel that sets `VIR_MIGRATE_PAUSED` in the last call that it forwards: the target obeys that
-//!   flag.
-//! - After the switch to post-copy the source is never resumed: libvirt refuses to resume it, does not resume it by
-//!   itself, and the job cannot be aborted. If the last reply is lost, or a libvirtd dies, libvirt still follows both
-//!   QEMUs to the end (11.3). If the memory connection breaks, the result is final: (paused, post-copy failed) at the
-//!   source, (running, post-copy failed) at the target.
+//! - **libvirt refuses `VIR_MIGRATE_POSTCOPY` together with `VIR_MIGRATE_PAUSED`.** A migration with post-copy
+//!   enabled therefore resumes the guest on the target as soon as the guest is complete, even if the migration was
+//!   never switched to post-copy. The exception is a tunnel that sets `VIR_MIGRATE_PAUSED` in the last call that the
+//!   tunnel forwards: the target obeys this flag.
+//! - After the switch to post-copy the source is never resumed: libvirt refuses to resume the source, does not resume
+//!   it by itself, and the job cannot be aborted. If the last reply is lost, or a libvirtd dies, libvirt still follows
+//!   both QEMUs to the end (11.3). If the memory connection breaks, the result is final: (paused, post-copy failed) at
+//!   the source, (running, post-copy failed) at the target.
 
 use std::ffi::CStr;
 
@@ -55,22 +57,24 @@ pub(super) const BANDWIDTH_AT_MOST: u64 = (i64::MAX as u64) >> 20;
 /// Parameters of a migration, including its destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
-    /// URI of the target's libvirt, as the source's libvirtd reaches it.
+    /// URI of the target's libvirt, as seen by the source's libvirtd.
     pub destination: String,
     /// URI (`unix:///...`) on which the target's QEMU receives the memory, and to which the source's QEMU connects.
     pub memory: String,
-    /// Disks to copy. All others must be the same disks on both sides.
+    /// Disks to copy. All other disks must be shared by both sides.
     pub disks: Option<DiskCopy>,
-    /// Bandwidth limit in MiB/s, for memory and for each disk; `None` for no limit. It also applies after a switch to
-    /// post-copy, except to pages that the guest waits for.
+    /// Bandwidth limit in MiB/s, for memory and for each disk; `None` for no limit.
+    ///
+    /// The limit also applies after a switch to post-copy, except to pages that the guest waits for.
     pub bandwidth: Option<u64>,
-    /// Allow throttling of the guest until it changes less memory than can be sent.
+    /// Allow throttling of the guest until the guest changes less memory than can be sent.
     pub auto_converge: bool,
-    /// Allow the switch to the target before all memory is there, with
-    /// [`start_post_copy`](super::DomainHandle::start_post_copy). Such a migration does not leave the guest paused at
-    /// its target, switched or not: libvirt cannot do both. If the target's last response is lost before the switch,
-    /// the guest runs on both sides, unless the last call is intercepted to prevent that. libvirt refuses it for a guest
-    /// that is paused.
+    /// Allow the switch to the target before all memory has arrived, with
+    /// [`start_post_copy`](super::DomainHandle::start_post_copy).
+    ///
+    /// Such a migration does not leave the guest paused at its target, whether or not it was switched: libvirt cannot
+    /// do both. If the target's last response is lost before the switch, the guest runs on both sides, unless the last
+    /// call is intercepted to prevent that. libvirt refuses post-copy for a guest that is paused.
     pub post_copy: bool,
     /// Treat shared disks as safe although libvirt detects an unsafe cache mode or file system.
     pub allow_unsafe: bool,
@@ -83,11 +87,11 @@ pub struct DiskCopy {
     pub uri: String,
     /// Target names of the disks in the guest, such as `vda`. At least one.
     pub targets: Vec<String>,
-    /// Which part of each disk to copy.
+    /// Part of each disk that is copied.
     pub content: CopiedContent,
 }
 
-/// Which part of a disk to copy.
+/// Part of a disk that is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopiedContent {
     /// The whole disk.
@@ -99,18 +103,18 @@ pub enum CopiedContent {
 impl Migration {
     /// Returns libvirt's flags for this migration.
     pub(super) fn flags(&self) -> u32 {
-        // The guest runs during the transfer, and libvirtd carries out the migration without its client.
+        // The guest runs during the transfer, and libvirtd performs the migration without its client.
         let mut flags = sys::VIR_MIGRATE_LIVE | sys::VIR_MIGRATE_PEER2PEER;
-        // The target defines the domain, so that its state still exists when the guest has ended. The source keeps
-        // its definition (no VIR_MIGRATE_UNDEFINE_SOURCE) for the same reason: a launcher or an agent that was
+        // The target defines the domain, so that the domain's state still exists when the guest has ended. The source
+        // keeps its definition (no VIR_MIGRATE_UNDEFINE_SOURCE) for the same reason: a launcher or an agent that was
         // restarted must find "shut off (migrated)".
         flags |= sys::VIR_MIGRATE_PERSIST_DEST;
-        // The target does not resume the guest. If the target's last response is lost, libvirt resumes the source,
-        // and otherwise two guests would run. libvirt refuses this flag together with post-copy.
+        // The target does not resume the guest. Otherwise two guests would run if the target's last response were lost,
+        // because libvirt then resumes the source. libvirt refuses this flag together with post-copy.
         if !self.post_copy {
             flags |= sys::VIR_MIGRATE_PAUSED;
         }
-        // A guest with a failed disk is paused. It must stay on the node where the error occurred.
+        // A guest with a failed disk is paused and must stay on the node where the error occurred.
         flags |= sys::VIR_MIGRATE_ABORT_ON_ERROR;
         flags |= match self.disks.as_ref().map(|disks| disks.content) {
             None => 0,

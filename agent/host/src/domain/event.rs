@@ -11,8 +11,10 @@ use virt_sys as sys;
 
 use super::{JobInfo, lifecycle::LifecycleEvent, named_enum::named_enum};
 
-/// Maximum number of unread events. A guest causes a handful in its lifetime. A reader that falls this far behind has
-/// to read the domain's state again anyway.
+/// Maximum number of unread events.
+///
+/// A guest causes only a few events in its lifetime. A reader with this number of unread events has to read the
+/// domain's state again anyway.
 pub(crate) const QUEUE: usize = 256;
 
 named_enum! {
@@ -50,31 +52,33 @@ pub enum DomainEvent {
         /// The reason: `enospc`, or empty.
         reason: String,
     },
-    /// A job, such as a migration, has ended at the source, successfully or not. Contains its statistics, if known.
+    /// A job, such as a migration, has ended at the source, successfully or not. Contains the job's statistics, if
+    /// known.
     JobCompleted(Option<Box<JobInfo>>),
-    /// An outgoing migration starts this pass over the guest's memory. Some of these events may be dropped.
+    /// An outgoing migration starts the pass over the guest's memory with this number. Some of these events may be
+    /// dropped.
     MigrationIteration(i32),
 }
 
-/// Why a connection has ended.
+/// Reason why a connection has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// libvirtd closed it: it exited or was killed.
+    /// libvirtd closed the connection: libvirtd exited or was killed.
     EndOfFile,
     /// Reading or writing failed, or libvirt's client could not parse the data.
     Error,
-    /// libvirtd did not respond to a keep-alive.
+    /// libvirtd did not respond to keep-alives.
     KeepAlive,
-    /// This process closed it.
+    /// This process closed the connection.
     Client,
     /// A call was overdue.
     Overdue {
-        /// The call.
+        /// Name of the overdue call.
         call: &'static str,
     },
-    /// More events arrived than can be read.
+    /// Events arrived faster than they were read or than the limit allows.
     TooManyEvents,
-    /// The data was not libvirt's protocol, or too much arrived at once.
+    /// The data was not libvirt's protocol, or a message was too long.
     Garbage,
     /// A reason that a later libvirt added.
     Unknown(i32),
@@ -126,14 +130,14 @@ impl fmt::Display for CloseReason {
 pub(crate) struct EventSource {
     events: Mutex<Option<mpsc::Sender<DomainEvent>>>,
     end: OnceLock<CloseReason>,
-    /// Wakes the thread to exit while it waits for work.
+    /// Wakes the thread while it waits for work, so that it exits.
     pub(crate) thread: Notify,
-    /// Ends the relay.
+    /// Notification that ends the relay.
     pub(crate) relay: Notify,
 }
 
 impl EventSource {
-    /// Returns the shared state and the receiver for the events.
+    /// Returns the shared state and the receiver of the events.
     pub(crate) fn new() -> (Arc<Self>, DomainEvents) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let shared = Arc::new(Self {
@@ -149,11 +153,13 @@ impl EventSource {
         (shared, events)
     }
 
-    /// Enqueues an event without blocking. If the queue is full, the connection is closed, because no event may be
-    /// lost silently.
+    /// Enqueues an event without blocking.
+    ///
+    /// If the queue is full, the connection is closed, because no event may be lost silently.
     pub(crate) fn forward(&self, event: DomainEvent) {
         let events = self.events.lock();
-        // Passes can be dropped, because the next one supersedes them. A migration may have thousands of them.
+        // Events for passes can be dropped, because the next pass supersedes them. A migration may have thousands of
+        // passes.
         if matches!(event, DomainEvent::MigrationIteration(_))
             && events.as_ref().is_some_and(|sender| sender.capacity() < QUEUE / 2)
         {
@@ -168,20 +174,21 @@ impl EventSource {
         }
     }
 
-    /// Marks the connection as ended and closes it at once. Only the first reason is kept.
+    /// Marks the connection as ended and closes the connection at once. Only the first reason is kept.
     pub(crate) fn finish(&self, reason: CloseReason) {
         self.finish_in_order(reason);
         self.relay.notify_one();
     }
 
-    /// Like [`Self::finish`], but the relay continues until the thread has closed the connection.
+    /// Marks the connection as ended like [`Self::finish`], but the relay continues until the thread has closed the
+    /// connection.
     pub(crate) fn finish_in_order(&self, reason: CloseReason) {
         let _ = self.end.set(reason);
         self.events.lock().take();
         self.thread.notify_one();
     }
 
-    /// Returns why the connection ended, once it has.
+    /// Returns the reason why the connection ended, or `None` while it is open.
     pub(crate) fn end(&self) -> Option<CloseReason> {
         self.end.get().copied()
     }
@@ -195,13 +202,14 @@ pub struct DomainEvents {
 }
 
 impl DomainEvents {
-    /// Returns the next event, or `None` when the connection has ended and all events have been read. Anything that
-    /// happened after that can only be found out by reading the state over a new connection.
+    /// Returns the next event, or `None` when the connection has ended and all events have been read.
+    ///
+    /// Changes after the end of the connection can only be found by reading the domain's state over a new connection.
     pub async fn recv(&mut self) -> Option<DomainEvent> {
         self.receiver.recv().await
     }
 
-    /// Returns why the connection has ended, or `None` while it is open.
+    /// Returns the reason why the connection has ended, or `None` while it is open.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.shared.end()
     }

@@ -1,20 +1,20 @@
-//! libvirt's own event loop, of which libvirt supports one per process.
+//! libvirt's own event loop. libvirt supports one event loop per process.
 
 use std::{io, sync::OnceLock, thread, time::Duration};
 
 use virt::error::{Error, clear_error_callback};
 use virt_sys as sys;
 
-/// Stack size of its thread in bytes.
+/// Stack size of the event loop's thread in bytes.
 const STACK: usize = 256 * 1024;
 
-/// Delay after an error of the loop, so that a persistent error does not use a whole CPU.
+/// Delay after an error of the event loop, so that a persistent error does not use a whole CPU.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
-/// Starts the loop once. Connections that need events and keep-alives must be opened afterwards.
+/// Starts the event loop once per process. Connections that need events and keep-alives must be opened afterwards.
 ///
 /// # Errors
-/// If libvirt refuses or the kernel provides no thread. The start is not retried.
+/// If libvirt refuses the event loop or the kernel cannot create a thread. The start is not retried.
 #[expect(unsafe_code, reason = "the virt crate has no binding for the default event loop")]
 pub(crate) fn start() -> io::Result<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();

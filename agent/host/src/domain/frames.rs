@@ -1,7 +1,7 @@
-//! Limits on the size and rate of libvirt's messages, enforced before libvirt's client sees them.
+//! Limits on the size and rate of libvirt's messages, enforced before libvirt's client receives the messages.
 //!
-//! libvirt's client accepts lengths up to 32 MiB ([`MAX_FRAME`](crate::rpc::MAX_FRAME)) and reads for as long as
-//! there is data.
+//! libvirt's client itself accepts lengths up to 32 MiB ([`MAX_FRAME`](crate::rpc::MAX_FRAME)) and reads for as long as
+//! data arrives.
 
 use tokio::time::Instant;
 
@@ -11,19 +11,19 @@ use crate::{
     rpc::{FrameParser, MESSAGE, StreamPart},
 };
 
-/// Maximum number of events at once. A guest that starts, migrates or stops causes a handful.
+/// Maximum number of events in a burst. A guest that starts, migrates or stops causes only a few events.
 const BURST: u32 = 200;
 
-/// Maximum number of events per second over longer periods.
+/// Maximum average number of events per second.
 const PER_SECOND: u32 = 50;
 
-/// Tracks the messages of a stream.
+/// Tracks the messages of a stream and enforces the limits.
 #[derive(Debug)]
 pub(super) struct FrameTracker {
     parser: FrameParser,
     /// Number of events that may arrive now (token bucket).
     allowed: u32,
-    /// When `allowed` was last refilled.
+    /// Time of the last refill of `allowed`.
     counted: Instant,
 }
 
@@ -39,7 +39,7 @@ impl FrameTracker {
     /// Processes the next bytes of the stream, in pieces of any size.
     ///
     /// # Errors
-    /// Returns why the connection has to be closed.
+    /// Returns the reason why the connection has to be closed.
     pub(super) fn take(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), CloseReason> {
         while let Some(part) = self.parser.next(&mut bytes).map_err(|_| CloseReason::Garbage)? {
             // Events and keep-alives are messages without a call.

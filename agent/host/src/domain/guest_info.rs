@@ -1,4 +1,6 @@
-//! Information from the guest agent. The values come from inside the guest and are only as trustworthy as the guest.
+//! Information from the guest agent.
+//!
+//! The values come from inside the guest and are only as trustworthy as the guest.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +9,9 @@ use crate::document::MAX_LIST;
 /// One of libvirt's typed parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name, such as `if.0.addr.1.addr`.
+    /// Name of the parameter, such as `if.0.addr.1.addr`.
     pub name: String,
-    /// Its value.
+    /// Value of the parameter.
     pub value: ParameterValue,
 }
 
@@ -20,23 +22,23 @@ pub enum ParameterValue {
     Number(i128),
     /// A string, at most 256 characters of it.
     Text(String),
-    /// A value of another type, which is not needed.
+    /// A value of a type that is not needed.
     Other,
 }
 
-/// The information from the guest agent, as far as it has any.
+/// The information that the guest agent provides. Missing information is `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestInfo {
-    /// The guest's operating system.
+    /// Operating system of the guest.
     pub os: GuestOs,
-    /// Its interfaces.
+    /// Network interfaces of the guest.
     pub interfaces: Vec<GuestInterface>,
 }
 
 /// A guest's operating system, with the fields of its `os-release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestOs {
-    /// `ID`: `debian`, `mswindows`.
+    /// `ID`, such as `debian` or `mswindows`.
     pub id: Option<String>,
     /// `NAME`.
     pub name: Option<String>,
@@ -54,18 +56,20 @@ pub struct GuestOs {
     pub machine: Option<String>,
 }
 
-/// An interface of a guest.
+/// A network interface of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestInterface {
-    /// Its name in the guest.
+    /// Name of the interface in the guest.
     pub name: String,
-    /// Its MAC address; empty if it has none.
+    /// MAC address of the interface; empty if the interface has none.
     pub mac: String,
 }
 
 impl GuestInfo {
-    /// Converts libvirt's parameters. A parameter that is missing or has another type than libvirt documents is
-    /// treated as unknown. Lists are truncated at 4096 elements.
+    /// Converts libvirt's parameters.
+    ///
+    /// A parameter that is missing or has another type than libvirt documents is treated as unknown. Lists are
+    /// truncated at 4096 elements.
     pub fn from_parameters(parameters: &[Parameter]) -> Self {
         let known = NamedParameters(
             parameters
@@ -92,7 +96,7 @@ impl GuestInfo {
     }
 }
 
-/// Parameters by name.
+/// Parameters, indexed by name.
 struct NamedParameters<'a>(BTreeMap<&'a str, &'a ParameterValue>);
 
 impl NamedParameters<'_> {
@@ -114,8 +118,10 @@ impl NamedParameters<'_> {
         }
     }
 
-    /// Reads `name.count` elements, each under its own name. Elements without any data are left out, because the
-    /// count comes from the other side and is not trusted.
+    /// Reads the elements of the list `name`, whose length is the parameter `name.count`. Element `i` is read under the
+    /// name `name.i`.
+    ///
+    /// Elements without any data are omitted, because the count comes from the guest and is not trusted.
     fn list<T: Default + PartialEq>(&self, name: &str, read: impl Fn(&str) -> T) -> Vec<T> {
         let count: usize = self.number(&format!("{name}.count")).unwrap_or(0);
         (0..count.min(MAX_LIST))

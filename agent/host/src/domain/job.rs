@@ -1,4 +1,4 @@
-//! libvirt's statistics of a domain job, such as a migration, while it runs and after it has ended.
+//! libvirt's statistics of a domain job, such as a migration, during and after the job.
 
 use std::{collections::BTreeMap, ffi::CStr, time::Duration};
 
@@ -7,7 +7,7 @@ use virt_sys as sys;
 use super::{Parameter, ParameterValue, named_enum::named_enum};
 
 named_enum! {
-    /// Whether a job is running, or how it ended.
+    /// State of a job: running, or the way in which it ended.
     JobType {
         None = sys::VIR_DOMAIN_JOB_NONE => "None",
         Bounded = sys::VIR_DOMAIN_JOB_BOUNDED => "Bounded",
@@ -19,7 +19,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// The kind of job.
+    /// Kind of a job.
     JobOperation {
         Start = sys::VIR_DOMAIN_JOB_OPERATION_START => "Start",
         Save = sys::VIR_DOMAIN_JOB_OPERATION_SAVE => "Save",
@@ -37,65 +37,66 @@ named_enum! {
 /// Progress of a job in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobAmount {
-    /// Total bytes.
+    /// Total number of bytes.
     pub total: u64,
-    /// Bytes sent so far. Some are sent more than once.
+    /// Number of bytes sent so far. Some bytes are sent more than once.
     pub processed: u64,
-    /// Bytes left to send, as far as known: the guest keeps changing its memory.
+    /// Number of bytes left to send, as far as known: the guest keeps changing its memory.
     pub remaining: u64,
 }
 
-/// Which job of a domain.
+/// Selects one of a domain's jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WhichJob {
     /// The running job.
     Current,
-    /// The last job that ended.
+    /// The last completed job.
     Completed,
 }
 
-/// A job of a domain. Values that libvirt does not report, or not yet, are `None`.
+/// A job of a domain. Values that libvirt does not report, or does not report yet, are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobInfo {
-    /// Whether it is running, or how it ended.
+    /// State of the job: running, or the way in which it ended.
     pub job_type: JobType,
-    /// The kind of job.
+    /// Kind of the job.
     pub operation: JobOperation,
-    /// Time for which it has been running, or ran.
+    /// Time for which the job has been running, or total time of a job that has ended.
     pub elapsed: Option<Duration>,
-    /// libvirt's estimate of the remaining time. QEMU does not report one.
+    /// libvirt's estimate of the remaining time. QEMU does not report an estimate.
     pub remaining: Option<Duration>,
     /// Time for which the guest was paused. While the job runs: the expected pause if the guest switched over now.
     pub downtime: Option<Duration>,
-    /// Time that QEMU took to set up the job.
+    /// Time that QEMU needed to set up the job.
     pub setup: Option<Duration>,
-    /// Memory and copied disks together.
+    /// Progress of memory and copied disks together.
     pub data: JobAmount,
-    /// Memory.
+    /// Progress of the memory.
     pub memory: JobAmount,
-    /// Copied disks.
+    /// Progress of the copied disks.
     pub disk: JobAmount,
     /// Transfer rate of memory in bytes per second.
     pub memory_rate: Option<u64>,
     /// Transfer rate of disks in bytes per second.
     pub disk_rate: Option<u64>,
-    /// Bytes of memory that the guest changes per second, as of the last pass.
+    /// Number of bytes of memory that the guest changes per second, as measured in the last pass.
     pub dirty_rate: Option<u64>,
-    /// Number of the pass over the memory.
+    /// Number of the current pass over the memory.
     pub iteration: Option<u64>,
     /// CPU throttling of the guest in percent; 0 or `None` if it is not throttled.
     pub throttle: Option<u32>,
-    /// Pages that the guest requested in post-copy.
+    /// Number of pages that the guest requested in post-copy.
     pub post_copy_requests: Option<u64>,
-    /// Whether it succeeded, once it has ended.
+    /// Whether the job succeeded; `None` if the job has not ended or libvirt does not report the result.
     pub success: Option<bool>,
-    /// Why it failed.
+    /// Error message of a failed job.
     pub error: Option<String>,
 }
 
 impl JobInfo {
-    /// Converts libvirt's job type and parameters; `None` if there is no job. Unknown parameters and implausible
-    /// values are ignored.
+    /// Converts libvirt's job type and parameters; `None` if the domain has no job.
+    ///
+    /// Unknown parameters and implausible values are ignored.
     pub fn from_parameters(job_type: JobType, parameters: &[Parameter]) -> Option<Self> {
         if job_type == JobType::None {
             return None;
@@ -146,7 +147,7 @@ impl JobInfo {
         })
     }
 
-    /// Returns an incoming migration in progress. Only the source's libvirt has details of it.
+    /// Returns an incoming migration in progress. Only the source's libvirt has details of the migration.
     pub(crate) fn incoming() -> Self {
         Self {
             operation: JobOperation::IncomingMigration,
@@ -154,7 +155,7 @@ impl JobInfo {
         }
     }
 
-    /// Returns a job without any details yet.
+    /// Returns a job that has just started and has no details yet.
     pub(crate) fn begun() -> Self {
         Self {
             job_type: JobType::Unbounded,
@@ -183,7 +184,7 @@ impl JobInfo {
     }
 }
 
-/// Parameters by name.
+/// Parameters, indexed by name.
 struct ByName<'a>(BTreeMap<&'a str, &'a ParameterValue>);
 
 impl ByName<'_> {

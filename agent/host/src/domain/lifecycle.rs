@@ -37,7 +37,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why a guest was paused.
+    /// The reason why a guest was paused.
     SuspendedDetail {
         Paused = sys::VIR_DOMAIN_EVENT_SUSPENDED_PAUSED => "Paused",
         Migrated = sys::VIR_DOMAIN_EVENT_SUSPENDED_MIGRATED => "Migrated",
@@ -53,7 +53,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why a guest was resumed.
+    /// The reason why a guest was resumed.
     ResumedDetail {
         Unpaused = sys::VIR_DOMAIN_EVENT_RESUMED_UNPAUSED => "Unpaused",
         Migrated = sys::VIR_DOMAIN_EVENT_RESUMED_MIGRATED => "Migrated",
@@ -105,9 +105,9 @@ named_enum! {
 /// A lifecycle event of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LifecycleEvent {
-    /// It was defined.
+    /// The domain was defined.
     Defined(DefinedDetail),
-    /// It was undefined.
+    /// The domain was undefined.
     Undefined(UndefinedDetail),
     /// The guest was started.
     Started(StartedDetail),
@@ -133,7 +133,7 @@ pub enum LifecycleEvent {
 }
 
 impl LifecycleEvent {
-    /// Converts libvirt's two numbers.
+    /// Converts libvirt's numbers of the event and of its detail.
     pub fn from_raw(event: i32, detail: i32) -> Self {
         match u32::try_from(event) {
             Ok(sys::VIR_DOMAIN_EVENT_DEFINED) => Self::Defined(DefinedDetail::from_raw(detail)),

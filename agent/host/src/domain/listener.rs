@@ -1,7 +1,7 @@
 //! Callbacks that libvirt's event loop calls for events of a domain or its connection.
 //!
-//! The loop serves all connections of the process, so these callbacks return at once. The only libvirt call they make
-//! is for the name of the event's domain.
+//! The event loop serves all connections of the process, so these callbacks return at once. The only libvirt call in
+//! these callbacks reads the name of the event's domain.
 
 #![expect(unsafe_code, reason = "libvirt calls C functions, with pointers")]
 
@@ -20,7 +20,7 @@ use super::{
     lifecycle::LifecycleEvent,
 };
 
-/// The state that libvirt's event loop has for a connection.
+/// The state that libvirt's event loop keeps for a connection.
 pub(super) struct Listener {
     pub(super) domain: CString,
     pub(super) shared: Arc<EventSource>,
@@ -74,13 +74,13 @@ pub(super) fn events() -> [(u32, EventCallback); 6] {
     }
 }
 
-/// Returns the listener of a connection if the event is about its domain.
+/// Returns the listener of a connection if the event belongs to the connection's domain.
 ///
 /// # Safety
 /// `domain` must be a domain and `opaque` the registered pointer, as libvirt passes them to callbacks.
 unsafe fn listener<'a>(domain: sys::virDomainPtr, opaque: *mut c_void) -> Option<&'a Listener> {
-    // SAFETY: `opaque` refers to a listener that lives until `release`, which libvirt calls when no callback runs any
-    // more; the name ends with a zero byte and lives as long as the domain.
+    // SAFETY: `opaque` refers to a listener that lives until `release`, which libvirt calls when no callback is running
+    // any more; the name ends with a zero byte and lives as long as the domain.
     unsafe {
         let listener: &Listener = &*opaque.cast::<Listener>();
         let name = sys::virDomainGetName(domain);
@@ -156,7 +156,7 @@ unsafe extern "C" fn job_completed(
     // SAFETY: libvirt calls this with the registered pointer and with `count` parameters, which it frees itself.
     unsafe {
         if let Some(listener) = listener(domain, opaque) {
-            // The event does not contain the job type; the parameters contain whether the job succeeded.
+            // The event does not contain the job type, but its parameters contain whether the job succeeded.
             let parameters = read_parameters(parameters, count);
             let job = JobInfo::from_parameters(JobType::Completed, &parameters);
             listener.shared.forward(DomainEvent::JobCompleted(job.map(Box::new)));
@@ -171,15 +171,15 @@ unsafe extern "C" fn iteration(_: sys::virConnectPtr, domain: sys::virDomainPtr,
     }
 }
 
-/// Called when the connection has ended by itself.
+/// Callback for a connection that has ended without a request to close it.
 pub(super) unsafe extern "C" fn closed(_: sys::virConnectPtr, reason: c_int, opaque: *mut c_void) {
     // SAFETY: `opaque` refers to a listener that lives until `release`.
     let listener = unsafe { &*opaque.cast::<Listener>() };
     listener.shared.finish(CloseReason::from_raw(reason));
 }
 
-/// Called when libvirt no longer needs a callback.
+/// Callback for the release of a registered callback's data, after the last use by libvirt.
 pub(super) unsafe extern "C" fn release(opaque: *mut c_void) {
-    // SAFETY: the reference that was passed to libvirt when the callback was registered, given back once.
+    // SAFETY: the reference that was passed to libvirt when the callback was registered. libvirt releases it once.
     drop(unsafe { Arc::from_raw(opaque.cast::<Listener>().cast_const()) });
 }

@@ -1,4 +1,4 @@
-//! The relevant part of a running guest's live XML: its full CPU, its machine type, its agent.
+//! The relevant part of a running guest's live XML: the full CPU, the machine type and the guest agent.
 
 use std::collections::BTreeMap;
 
@@ -10,37 +10,37 @@ use crate::document::{MAX_LIST, ParseError, Reading, child, children};
 /// Name of the guest agent's channel.
 const AGENT: &str = "org.qemu.guest_agent.0";
 
-/// The full CPU of a running guest. Any host that provides all of it can take the guest.
+/// The full CPU of a running guest. A host that provides the full CPU can run the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveCpu {
-    /// libvirt's name of the model; empty if the guest has the host's own CPU.
+    /// libvirt's name of the CPU model; empty if the guest has the host's own CPU.
     pub model: String,
-    /// libvirt's name of the vendor.
+    /// libvirt's name of the CPU vendor.
     pub vendor: Option<String>,
-    /// Features beyond the model, each with libvirt's policy (`require`, `disable`).
+    /// CPU features beyond the model, each with libvirt's policy (`require`, `disable`).
     pub features: BTreeMap<String, String>,
-    /// Mode: `custom` if the model and the features describe the CPU completely.
+    /// Mode of the CPU: `custom` if the model and the features describe the CPU completely.
     pub mode: String,
     /// Number of physical address bits, if specified.
     pub address_bits: Option<AddressBits>,
-    /// libvirt's check of the CPU against the features that QEMU provided: `full` if the features are those that QEMU
-    /// reported.
+    /// libvirt's check of the CPU against the features that QEMU provided: `full` if the features are the features that
+    /// QEMU reported.
     pub check: String,
 }
 
 /// Number of physical address bits (`maxphysaddr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressBits {
-    /// This number, regardless of the host.
+    /// A fixed number, regardless of the host.
     Emulated(u32),
     /// The host's number, limited to this value.
     OfHost(Option<u32>),
 }
 
-/// The relevant parts of a running domain.
+/// The relevant parts of a running domain's XML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveDomain {
-    /// libvirt's ID of the running guest; `None` if it does not run.
+    /// libvirt's ID of the running guest; `None` if the guest does not run.
     pub id: Option<u32>,
     /// UUID of the domain.
     pub uuid: String,
@@ -48,13 +48,14 @@ pub struct LiveDomain {
     pub machine: String,
     /// The CPU, if the document has an element for it.
     pub cpu: Option<LiveCpu>,
-    /// Whether the guest agent is connected; `None` if there is no channel for it or the guest does not run.
+    /// State of the guest agent's channel; `None` if the domain has no channel for the agent or the guest does not run.
     pub agent: Option<AgentChannel>,
 }
 
 impl LiveCpu {
-    /// Returns whether this describes the guest's CPU completely. libvirt expands a model when it starts the guest;
-    /// only `host-passthrough` is left as it is.
+    /// Returns whether this value describes the guest's CPU completely.
+    ///
+    /// libvirt expands a model when it starts the guest; only `host-passthrough` is not expanded.
     pub fn is_complete(&self) -> bool {
         self.mode == "custom" && self.check == "full" && !self.model.is_empty()
     }
@@ -122,7 +123,7 @@ fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<LiveCpu, ParseError> 
     })
 }
 
-/// Returns the state of the agent's channel, which only a running domain has.
+/// Returns the state of the guest agent's channel. Only a running domain has a state of the channel.
 fn agent(devices: Node<'_, '_>) -> Option<AgentChannel> {
     let mut targets = children(devices, "channel").filter_map(|channel| child(channel, "target"));
     let target = targets.find(|target| target.attribute("name") == Some(AGENT))?;

@@ -1,7 +1,8 @@
-//! The relay between libvirt's client and the socket in the pod, which this process can cut.
+//! The relay between libvirt's client and the socket in the pod. This process can close the relayed connection.
 //!
-//! libvirt's client does not expose its descriptor, and waits for a response as long as the other side keeps the
-//! connection open. So it gets a socket of this process, and only this process holds the other end.
+//! libvirt's client does not expose its file descriptor, and waits for a response as long as the other side keeps the
+//! connection open. The client therefore connects to a socket of this process, and only this process holds the
+//! connection to the pod.
 
 use std::{
     fs,
@@ -39,25 +40,26 @@ use crate::{
 /// Size of the buffer of each direction in bytes.
 const BUFFER: usize = 4096;
 
-/// Length in bytes of names in the abstract namespace. Names are padded to it, because libvirt's client connects to
-/// the whole address.
+/// Length in bytes of names in the abstract namespace.
+///
+/// Names are padded to this length, because libvirt's client connects to the whole address.
 const NAME: usize = 107;
 
-/// Two ends to join.
+/// The two sockets that the relay joins.
 #[derive(Debug)]
 pub(crate) struct RelayedLine {
-    /// The socket to which libvirt's client will connect.
+    /// Listening socket to which libvirt's client will connect.
     client: StdListener,
-    /// The launcher's libvirt.
+    /// Connection to the launcher's libvirt.
     pod: UnixStream,
 }
 
 impl RelayedLine {
-    /// Connects to the pod's socket and opens a socket for libvirt's client. Also returns the name of the latter.
+    /// Connects to the pod's socket and opens a socket for libvirt's client. Also returns the name of the client's
+    /// socket.
     pub(crate) async fn open(socket: &PodSocket) -> Result<(Self, String), CallError> {
         let runtime = background::runtime().map_err(|error| CallError::not_started(&error))?;
-        // The path under /proc avoids the length limit of socket addresses. The connect is non-blocking and never
-        // waits.
+        // The path under /proc avoids the length limit of socket addresses. The connect is non-blocking.
         let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
         let connecting = runtime.spawn(async move { UnixStream::connect(path).await });
         let pod = connecting
@@ -86,7 +88,7 @@ fn not_connected(socket: &PodSocket, error: &io::Error) -> CallError {
     })
 }
 
-/// Listens on a new name in the abstract namespace, which needs no folder and disappears with the listener.
+/// Listens on a new name in the abstract namespace. The name needs no folder and disappears with the listener.
 fn listen() -> io::Result<(StdListener, String)> {
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     let name = format!("drydock-relay-{}", uuid.trim());
@@ -104,7 +106,7 @@ pub(crate) fn uri(name: &str) -> String {
     session_uri(Path::new(&format!("@{name}")))
 }
 
-/// Joins the two ends until one of them is closed, a call is overdue, or the connection is shut down.
+/// Joins the two sockets until one of them is closed, a call is overdue, or the connection is shut down.
 pub(crate) async fn run(line: RelayedLine, deadlines: watch::Receiver<Option<CallDeadline>>, shared: Arc<EventSource>) {
     let mut client = None;
     let mut pod = line.pod;
@@ -113,8 +115,8 @@ pub(crate) async fn run(line: RelayedLine, deadlines: watch::Receiver<Option<Cal
         call = overdue(deadlines) => call.map_or(CloseReason::Client, |call| CloseReason::Overdue { call }),
         () = shared.relay.notified() => CloseReason::Client,
     };
-    // Recorded before the sockets are closed, because only the first reason is kept, and libvirt's client sees only
-    // that the connection was closed.
+    // The reason is recorded before the sockets are closed, because only the first reason is kept, and libvirt's client
+    // only notices that the connection was closed.
     shared.finish(reason);
     drop((client, pod));
 }
@@ -131,7 +133,8 @@ async fn carry(listener: StdListener, client: &mut Option<UnixStream>, pod: &mut
     }
 }
 
-/// Accepts the connection of this process. The name is visible to every process in the network namespace.
+/// Accepts a connection of this process and rejects all others. The name is visible to every process in the network
+/// namespace.
 async fn accept(listener: StdListener) -> io::Result<UnixStream> {
     let listener = UnixListener::from_std(listener)?;
     loop {
@@ -148,8 +151,8 @@ async fn requests(mut client: ReadHalf<'_>, mut pod: WriteHalf<'_>) -> CloseReas
     let mut buffer = vec![0; BUFFER];
     loop {
         match client.read(&mut buffer).await {
-            // libvirt's client closed the connection by itself. If the close was requested, its reason is recorded
-            // already and this one is ignored.
+            // libvirt's client closed the connection by itself. If the close was requested, the reason of the request
+            // is already recorded and this reason is ignored.
             Ok(0) | Err(_) => return CloseReason::Error,
             Ok(read) => {
                 if let Err(error) = pod.write_all(&buffer[..read]).await {
@@ -180,7 +183,7 @@ async fn replies(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReaso
     }
 }
 
-/// Converts an error of the pod's side. If it was killed during a transfer, that counts as end of file.
+/// Converts an error of the pod's side. A libvirtd that is killed during a transfer counts as end of file.
 fn ended_by(error: &io::Error) -> CloseReason {
     match error.kind() {
         ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => CloseReason::EndOfFile,

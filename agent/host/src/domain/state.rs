@@ -7,7 +7,7 @@ use virt_sys as sys;
 use super::named_enum::named_enum;
 
 named_enum! {
-    /// Why a domain is running.
+    /// Reason why a domain is running.
     RunningReason {
         Booted = sys::VIR_DOMAIN_RUNNING_BOOTED => "booted",
         Migrated = sys::VIR_DOMAIN_RUNNING_MIGRATED => "migrated",
@@ -24,7 +24,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why a domain is paused.
+    /// Reason why a domain is paused.
     PausedReason {
         User = sys::VIR_DOMAIN_PAUSED_USER => "user",
         Migration = sys::VIR_DOMAIN_PAUSED_MIGRATION => "migrating",
@@ -44,7 +44,7 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why a domain is shut off.
+    /// Reason why a domain is shut off.
     ShutOffReason {
         Shutdown = sys::VIR_DOMAIN_SHUTOFF_SHUTDOWN => "shutdown",
         Destroyed = sys::VIR_DOMAIN_SHUTOFF_DESTROYED => "destroyed",
@@ -58,13 +58,13 @@ named_enum! {
 }
 
 named_enum! {
-    /// Why a domain is considered crashed.
+    /// Reason why a domain is considered crashed.
     CrashedReason {
         Panicked = sys::VIR_DOMAIN_CRASHED_PANICKED => "panicked",
     }
 }
 
-/// The state of a domain, with its reason if there are several.
+/// The state of a domain, with libvirt's reason for states that can have several reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DomainState {
     /// libvirt's "no state".
@@ -77,7 +77,7 @@ pub enum DomainState {
     Paused(PausedReason),
     /// The guest is shutting down.
     ShuttingDown,
-    /// There is no guest.
+    /// The domain has no guest.
     ShutOff(ShutOffReason),
     /// The guest has crashed; QEMU may still exist.
     Crashed(CrashedReason),
@@ -93,7 +93,7 @@ pub enum DomainState {
 }
 
 impl DomainState {
-    /// Converts libvirt's two numbers.
+    /// Converts libvirt's numbers of the state and of its reason.
     pub fn from_raw(state: i32, reason: i32) -> Self {
         match u32::try_from(state) {
             Ok(sys::VIR_DOMAIN_NOSTATE) => Self::NoState,

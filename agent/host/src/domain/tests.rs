@@ -1,4 +1,5 @@
-//! Connections through libvirt's test driver, which has no daemon and so no relay, and through drivers of the test.
+//! Tests of connections through libvirt's test driver, which has no daemon and so no relay, and through drivers of the
+//! test.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +11,10 @@ use super::{
     StoppedDetail, SuspendedDetail, connection::LibvirtConnection, thread::QueuedCall,
 };
 
-/// A machine of the test driver with one domain, not shared with other connections.
+/// URI of the test driver with one domain that is not shared with other connections.
 const MACHINE: &str = concat!("test://", env!("CARGO_MANIFEST_DIR"), "/testdata/made/node.xml");
 
-/// Returns the domain that the machine initially has.
+/// Connects to the test driver's initial domain.
 async fn test_driver() -> (DomainHandle, DomainEvents) {
     DomainHandle::start("test", CallDeadlines::default(), |shared| {
         let connection = LibvirtConnection::open(MACHINE, "test", shared)?;
@@ -34,7 +35,7 @@ async fn a_life_in_the_test_driver() {
     guest.destroy().await.unwrap();
     assert_eq!(guest.state().await, Ok(DomainState::ShutOff(ShutOffReason::Destroyed)));
     guest.create(InitialState::Running).await.unwrap();
-    // The test driver does not support this and returns an error.
+    // The test driver does not support the call and returns an error.
     guest.destroy().await.unwrap();
     assert_eq!(
         guest.create(InitialState::Paused).await.unwrap_err().reason(),
@@ -49,7 +50,7 @@ async fn a_life_in_the_test_driver() {
     ] {
         assert_eq!(events.recv().await, Some(DomainEvent::Lifecycle(expected)));
     }
-    // A document that is not a valid domain.
+    // The document is not a valid domain.
     let error = guest
         .define("<domain type='test'><name>x</name></domain>")
         .await
@@ -69,7 +70,7 @@ async fn events_of_other_domains_are_not_delivered() {
         DomainCalls::state(&connection).unwrap_err().code,
         virt_sys::VIR_ERR_NO_DOMAIN
     );
-    // The default machine is shared by all connections of a process.
+    // All connections of a process share the default machine of the test driver.
     let (guest, mut its_events) = DomainHandle::start("test", CallDeadlines::default(), |shared| {
         Ok(Box::new(LibvirtConnection::open("test:///default", "test", shared)?))
     })
@@ -93,7 +94,7 @@ async fn last_dropped_handle_ends_the_connection_and_thread() {
     assert_eq!(events.recv().await, None);
     assert_eq!(events.close_reason(), Some(CloseReason::Client));
     drop(events);
-    // libvirt releases its references, and the thread its own, possibly with a delay.
+    // libvirt and the thread release their references, possibly with a delay.
     while weak.strong_count() > 0 {
         std::thread::yield_now();
     }
@@ -146,7 +147,7 @@ async fn call_error_has_a_reason_and_distinguishes_replies() {
 #[tokio::test]
 async fn call_that_is_queued_as_the_connection_ends_fails() {
     let (guest, mut events) = test_driver().await;
-    // A caller that has a place in the queue and has not put its call there yet.
+    // The caller has reserved a slot in the queue and has not enqueued its call yet.
     let place = guest.jobs.reserve().await.unwrap();
     guest.close();
     assert_eq!(events.recv().await, None);

@@ -1,4 +1,4 @@
-//! The thread of a connection, which makes one call after the other.
+//! The thread of a connection, which makes one call after another.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -24,14 +24,14 @@ type Work = Box<dyn FnOnce(&dyn DomainCalls) -> bool + Send>;
 /// A call queued for the thread.
 pub(crate) struct QueuedCall {
     call: &'static str,
-    /// Time limit; `None` for no limit.
+    /// Time limit of the call; `None` for no limit.
     within: Option<Duration>,
     begun: oneshot::Sender<()>,
     work: Work,
 }
 
 impl QueuedCall {
-    /// Creates a job. `begun` is notified when the thread starts the call, `reply_to` receives its result.
+    /// Creates a queued call. `begun` is notified when the thread starts the call, and `reply_to` receives the result.
     pub(crate) fn new<T: Send + 'static>(
         call: &'static str,
         within: Option<Duration>,
@@ -55,8 +55,9 @@ impl QueuedCall {
     }
 }
 
-/// Starts the thread, and the relay if there is a line to relay to. The thread opens the connection within `opening`
-/// and sends the result to `opened`.
+/// Starts the thread, and the relay if `line` is not `None`.
+///
+/// The thread opens the connection within `opening` and sends the result to `opened`.
 pub(crate) fn start(
     domain: &str,
     line: Option<RelayedLine>,
@@ -95,8 +96,8 @@ pub(crate) fn start(
                         shared.finish(CloseReason::Error);
                     }
                 }
-                // A libvirtd whose connection is closed while it deregisters events may crash (seen: 9.0 frees its
-                // data for a client twice), so the relay ends only after the connection is closed.
+                // A libvirtd whose connection is closed while it deregisters events may crash (seen: libvirt 9.0 frees
+                // its data for a client twice), so the relay ends only after the connection is closed.
                 shared.finish_in_order(CloseReason::Client);
                 deadline.send_replace(Some(CallDeadline {
                     call: "closing the connection",
@@ -105,14 +106,14 @@ pub(crate) fn start(
                 drop(calls);
             }
         }
-        // This also ends the relay and completes `DomainHandle::ended`.
+        // Dropping the sender also ends the relay and completes `DomainHandle::ended`.
         drop(deadline);
-        // A call may be on its way into the queue, where a receiver that is merely dropped would leave it, and its
-        // caller would wait for ever.
+        // A call may still be entering the queue. If the receiver were merely dropped, the call would remain in the
+        // queue and its caller would wait forever, so the closed queue is drained.
         jobs.close();
         while runtime.block_on(jobs.recv()).is_some() {}
     };
-    // The kernel keeps fifteen bytes of a thread's name.
+    // The kernel keeps only fifteen bytes of a thread's name.
     let name: String = domain.chars().take(15).collect();
     let name = if name.contains('\0') { "guest".into() } else { name };
     std::thread::Builder::new().name(name).stack_size(STACK).spawn(work)?;
@@ -125,7 +126,7 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// Returns the next call, or `None` when there are no more calls or the connection has ended.
+/// Returns the next call, or `None` when all callers have ended or the connection has ended.
 async fn next(jobs: &mut mpsc::Receiver<QueuedCall>, shared: &EventSource) -> Option<QueuedCall> {
     tokio::select! {
         biased;

@@ -131,7 +131,7 @@ fn host_models() {
     );
     assert!(cpu.contains("<feature policy='disable' name='hle'/>"));
 
-    // The attribute of the mode does not decide whether there is a model.
+    // The attribute of the mode does not determine whether there is a model.
     let found = amd64(&document(&mode.replace("supported='yes'", "supported='no'"), ""));
     assert!(found.host_model.is_some() && found.host_model_cpu.is_none());
 
@@ -246,7 +246,7 @@ fn tdx_and_secure_execution() {
 #[test]
 fn bounds() {
     let many = "<model usable='yes'>x</model>".repeat(MAX_LIST + 1);
-    // A repeated name is not another model.
+    // A repeated name does not count as another model.
     assert_eq!(amd64(&document(&format!("<mode>{many}</mode>"), "")).models.len(), 1);
     let many: String = (0..=MAX_LIST)
         .map(|n| format!("<model usable='yes'>{n}</model>"))

@@ -1,7 +1,7 @@
-//! An in-memory libvirt of a guest, for the tests of code that runs guests.
+//! In-memory libvirt with a guest, for the tests of code that runs guests.
 //!
-//! It replaces libvirt's client: calls go through the same thread, and events through the same queue. It behaves like
-//! libvirt for a domain that is defined, started and stopped, and additionally does what the test requests.
+//! The fake replaces libvirt's client: calls go through the same thread, and events through the same queue. It behaves
+//! like libvirt for a domain that is defined, started and stopped, and additionally does what the test requests.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -24,34 +24,34 @@ use crate::{
 /// Recorded live XML of a running guest.
 pub const LIVE_XML: &str = include_str!("../../testdata/trixie/named.domain.xml");
 
-/// A libvirt with one domain. Clones share their state.
+/// Fake libvirt with one domain. Clones share its state.
 #[derive(Clone, Debug, Default)]
 pub struct FakeLibvirt(Arc<Mutex<FakeState>>);
 
-/// The failure of a call.
+/// Fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFault {
-    /// libvirt refuses it.
+    /// libvirt refuses the call.
     Refused,
-    /// The connection ends before libvirt has carried it out.
+    /// The connection ends before libvirt has executed the call.
     Lost,
-    /// libvirt carries it out, and the connection ends before the response, as after a call that is overdue.
+    /// libvirt executes the call, and the connection ends before the response, as after an overdue call.
     LostResponse,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct FakeState {
-    /// The definition, if there is one.
+    /// Definition of the domain, if it is defined.
     pub(super) definition: Option<String>,
     /// State of the domain. Meaningless without a definition.
     pub(super) state: Option<DomainState>,
     live_xml: Option<String>,
     /// Errors that the next calls return instead of their normal result.
     refusals: VecDeque<LibvirtError>,
-    /// Calls that fail: the name, how many calls of that name succeed before, and how it fails.
+    /// Faults of calls: the name of the call, the number of calls with this name that succeed first, and the fault.
     faults: Vec<(&'static str, usize, CallFault)>,
     calls: Vec<&'static str>,
-    /// The commands that the guest agent has carried out, if there is one.
+    /// Commands that the guest agent has executed; `None` if there is no agent.
     agent: Option<Vec<String>>,
     /// Whether the guest agent does not respond.
     agent_hangs: bool,
@@ -69,10 +69,10 @@ pub(super) struct FakeLibvirtConnection {
 }
 
 impl FakeLibvirt {
-    /// Connects like [`DomainHandle::connect`].
+    /// Connects to the fake libvirt like [`DomainHandle::connect`].
     ///
     /// # Errors
-    /// If the kernel provides no thread.
+    /// If the kernel cannot provide a thread.
     pub async fn connect(&self, domain: &str) -> Result<(DomainHandle, DomainEvents), CallError> {
         let libvirt = self.clone();
         let name = domain.to_owned();
@@ -87,7 +87,7 @@ impl FakeLibvirt {
         .await
     }
 
-    /// Returns the domain's state, if it is defined.
+    /// Returns the state of the domain; `None` if it is not defined.
     pub fn state(&self) -> Option<DomainState> {
         let inner = self.lock();
         inner.definition.as_ref().and(inner.state)
@@ -103,29 +103,29 @@ impl FakeLibvirt {
         self.lock().calls.clone()
     }
 
-    /// Sets the running guest's live XML, in place of [`LIVE_XML`].
+    /// Sets the live XML of the running guest, which replaces [`LIVE_XML`].
     pub fn set_live_xml(&self, xml: &str) {
         self.lock().live_xml = Some(xml.to_owned());
     }
 
-    /// Makes the next call fail with this error. Several errors are queued.
+    /// Queues an error for the next call that has no earlier queued error.
     pub fn refuse_next(&self, error: LibvirtError) {
         self.lock().refusals.push_back(error);
     }
 
-    /// Makes one call of this name fail, after this number of others.
+    /// Makes one call of this name fail, after `after` other calls of the name.
     pub fn fail_call(&self, call: &'static str, after: usize, fault: CallFault) {
         self.lock().faults.push((call, after, fault));
     }
 
-    /// Simulates a guest agent that carries out each command.
+    /// Simulates a guest agent that connects and executes each command.
     pub fn connect_agent(&self) {
         let mut inner = self.lock();
         inner.agent.get_or_insert_default();
         inner.emit(&DomainEvent::Agent(AgentChannel::Connected));
     }
 
-    /// Simulates a guest agent that carries commands out without responding in time, or that responds again.
+    /// Sets whether the guest agent executes commands without responding in time.
     pub fn agent_hangs(&self, hangs: bool) {
         self.lock().agent_hangs = hangs;
     }
@@ -135,7 +135,7 @@ impl FakeLibvirt {
         self.lock().emit(&DomainEvent::Reboot);
     }
 
-    /// Thaws the guest's file systems, as a user can in the guest.
+    /// Thaws the guest's file systems, as a user in the guest can.
     pub fn guest_thaws(&self) {
         self.lock().is_frozen = false;
     }
@@ -145,7 +145,7 @@ impl FakeLibvirt {
         self.lock().is_frozen
     }
 
-    /// Returns the commands that the guest agent has carried out.
+    /// Returns the commands that the guest agent has executed.
     pub fn agent_commands(&self) -> Vec<String> {
         self.lock().agent.clone().unwrap_or_default()
     }
@@ -173,17 +173,17 @@ impl FakeLibvirt {
 }
 
 impl CallFault {
-    /// Each way for a call to fail.
+    /// All faults of a call.
     pub const ALL: [Self; 3] = [Self::Refused, Self::Lost, Self::LostResponse];
 
-    /// Returns whether the connection is lost.
+    /// Returns whether the connection ends with this fault.
     pub fn ends_connection(self) -> bool {
         self != Self::Refused
     }
 }
 
 impl FakeState {
-    /// Returns how this call fails, if it does.
+    /// Returns the fault of this call, if it has one now.
     fn fault_of(&mut self, call: &'static str) -> Option<CallFault> {
         let at = self.faults.iter().position(|(name, ..)| *name == call)?;
         let (_, after, fault) = &mut self.faults[at];
@@ -196,7 +196,7 @@ impl FakeState {
         Some(fault)
     }
 
-    /// Carries out a call, unless a fault prevents that.
+    /// Executes a call, unless a fault prevents this.
     fn carry_out<T>(
         &mut self,
         call: &'static str,
@@ -228,7 +228,7 @@ impl FakeState {
         }
     }
 
-    /// Returns the guest's state, if there is a guest.
+    /// Returns the state of the guest. Fails if the guest is not running.
     pub(super) fn guest(&self, call: &'static str) -> Result<DomainState, LibvirtError> {
         let state = self.defined(call)?;
         if state.has_guest() == Some(true) {
@@ -259,7 +259,7 @@ pub(super) fn refusal(call: &'static str, code: u32, message: &str) -> LibvirtEr
 }
 
 impl FakeLibvirtConnection {
-    /// Makes a call that changes something.
+    /// Executes a call that changes the state.
     pub(super) fn change(
         &self,
         call: &'static str,
@@ -268,7 +268,7 @@ impl FakeLibvirtConnection {
         self.change_with(call, change)
     }
 
-    /// Like [`Self::change`], for a call with a result.
+    /// Executes a call that changes the state and has a result.
     pub(super) fn change_with<T>(
         &self,
         call: &'static str,
@@ -279,7 +279,7 @@ impl FakeLibvirtConnection {
         inner.carry_out(call, change)
     }
 
-    /// Makes a call that only reads.
+    /// Executes a call that only reads.
     pub(super) fn question<T>(
         &self,
         call: &'static str,
@@ -311,7 +311,7 @@ impl DomainCalls for FakeLibvirtConnection {
                 let message = "Requested operation is not valid: domain is already running";
                 return Err(refusal(CALL, sys::VIR_ERR_OPERATION_INVALID, message));
             }
-            // Events in libvirt's order.
+            // The events have libvirt's order.
             let started = LifecycleEvent::Started(StartedDetail::Booted);
             match start {
                 InitialState::Running => {
@@ -359,7 +359,7 @@ impl DomainCalls for FakeLibvirtConnection {
             inner.guest(CALL)?;
             match by {
                 ShutdownBy::Agent => Err(no_agent(CALL)),
-                // The guest shuts down later: see `guest_ends`.
+                // The guest shuts down later, when the test calls `guest_ends`.
                 ShutdownBy::PowerButton => Ok(()),
             }
         })

@@ -1,7 +1,7 @@
 //! Migrations from and to a [`FakeLibvirt`]. The test controls their progress.
 //!
-//! The events and their order are those of libvirt 9.0 and 11.3, documented in the module of
-//! [`crate::domain::Migration`].
+//! The events and their order are those of libvirt 9.0 and 11.3. The module of [`crate::domain::Migration`] documents
+//! them.
 
 use virt_sys as sys;
 
@@ -19,7 +19,7 @@ use crate::{
 /// QEMU's default downtime limit in milliseconds.
 const QEMU_DOWNTIME: u64 = 300;
 
-/// Returns the job of a migration that has just begun, for which libvirt reports no other values yet.
+/// Returns the job of a migration that has just started, for which libvirt does not report other values yet.
 pub fn migration_job(operation: JobOperation) -> JobInfo {
     JobInfo {
         operation,
@@ -27,17 +27,17 @@ pub fn migration_job(operation: JobOperation) -> JobInfo {
     }
 }
 
-/// The source side.
+/// Functions for the source side.
 impl FakeLibvirt {
-    /// Returns all migrations that were begun.
+    /// Returns all migrations that were started.
     pub fn migrations(&self) -> Vec<Migration> {
         self.lock().migrations.requested.clone()
     }
 
-    /// Waits until this number of migrations have begun.
+    /// Waits until this number of migrations were started.
     pub async fn migrations_begun(&self, count: usize) {
         let mut begun = self.lock().migrations.count.subscribe();
-        // The sender lives as long as `self`.
+        // The sender lives as long as `self`, so the wait cannot fail.
         let _ = begun.wait_for(|begun| *begun >= count).await;
     }
 
@@ -64,14 +64,14 @@ impl FakeLibvirt {
         inner.happen(LifecycleEvent::Suspended(SuspendedDetail::Migrated));
     }
 
-    /// Resumes the guest here, because the migration has failed.
+    /// Resumes the guest on this side because the migration has failed.
     pub fn guest_resumes(&self) {
         let mut inner = self.lock();
         inner.state = Some(DomainState::Running(RunningReason::MigrationCanceled));
         inner.happen(LifecycleEvent::Resumed(ResumedDetail::Migrated));
     }
 
-    /// Completes the migration: the guest is on the target and shut off here.
+    /// Completes the migration: the guest is on the target, and shut off on this side.
     pub fn guest_migrated_away(&self) {
         let mut inner = self.lock();
         inner.state = Some(DomainState::ShutOff(ShutOffReason::Migrated));
@@ -81,28 +81,28 @@ impl FakeLibvirt {
         inner.migrations.end.send_replace(Some(Ok(())));
     }
 
-    /// The connection for the rest of a guest that was switched to post-copy breaks, on either side.
+    /// Breaks the post-copy connection for the rest of a switched guest, on either side.
     pub fn post_copy_breaks(&self) {
         let mut inner = self.lock();
         inner.state = Some(DomainState::Paused(PausedReason::PostCopyFailed));
         inner.happen(LifecycleEvent::Suspended(SuspendedDetail::PostCopyFailed));
     }
 
-    /// Fails the migration with this message. The guest continues here.
+    /// Fails the migration with this message. The guest continues on this side.
     pub fn migration_fails(&self, message: &str) {
         let error = refusal("migrate", sys::VIR_ERR_OPERATION_FAILED, message);
         self.lock().migration_fails(error);
     }
 }
 
-/// The target side.
+/// Functions for the target side.
 impl FakeLibvirt {
     /// Sets the result of CPU comparisons, which is `Fits` by default.
     pub fn set_cpu_comparison(&self, comparison: CpuComparison) {
         self.lock().migrations.comparison = Some(comparison);
     }
 
-    /// A guest starts to arrive.
+    /// Starts the arrival of a guest.
     pub fn guest_arrives(&self, definition: &str) {
         let mut inner = self.lock();
         inner.definition = Some(definition.to_owned());
@@ -112,7 +112,7 @@ impl FakeLibvirt {
         inner.happen(LifecycleEvent::Started(StartedDetail::Migrated));
     }
 
-    /// The guest is complete and paused here.
+    /// Completes the arrival of the guest, which is paused on this side.
     pub fn guest_is_complete(&self) {
         let mut inner = self.lock();
         inner.happen(LifecycleEvent::Defined(DefinedDetail::Added));
@@ -121,7 +121,7 @@ impl FakeLibvirt {
         inner.job_completes(JobOperation::IncomingMigration);
     }
 
-    /// The guest runs here, and the missing memory follows.
+    /// Lets the guest run on this side while the missing memory follows.
     pub fn guest_arrives_by_post_copy(&self) {
         let mut inner = self.lock();
         inner.happen(LifecycleEvent::Defined(DefinedDetail::Added));
@@ -129,7 +129,7 @@ impl FakeLibvirt {
         inner.happen(LifecycleEvent::Resumed(ResumedDetail::PostCopy));
     }
 
-    /// The post-copy transfer is complete. libvirt keeps no completed job of it.
+    /// Completes the post-copy transfer. libvirt keeps no completed job of it.
     pub fn post_copy_is_complete(&self) {
         let mut inner = self.lock();
         inner.migrations.job = None;
@@ -137,8 +137,9 @@ impl FakeLibvirt {
         inner.happen(LifecycleEvent::Resumed(ResumedDetail::Migrated));
     }
 
-    /// The guest does not arrive and its domain is removed: the source has given up (`Failed`), or the connection to
-    /// its libvirt is lost (`Destroyed`).
+    /// Ends an arrival and removes the domain.
+    ///
+    /// The source has aborted the migration (`Failed`), or the connection to its libvirt is lost (`Destroyed`).
     pub fn guest_does_not_arrive(&self, why: StoppedDetail) {
         let mut inner = self.lock();
         inner.migrations.job = None;
@@ -159,7 +160,7 @@ impl FakeState {
         completed
     }
 
-    /// Fails an outgoing migration. Only the caller gets the error; there is an event only if the guest was paused.
+    /// Fails an outgoing migration. Only the caller gets the error. An event is emitted only if the guest was paused.
     fn migration_fails(&mut self, error: LibvirtError) {
         self.migrations.job = None;
         if self.state == Some(DomainState::Paused(PausedReason::Migration)) {
@@ -170,7 +171,7 @@ impl FakeState {
     }
 }
 
-/// The libvirt calls.
+/// Implementation of the libvirt calls.
 impl FakeLibvirtConnection {
     pub(super) fn fake_migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError> {
         const CALL: &str = "migrate";
@@ -211,7 +212,7 @@ impl FakeLibvirtConnection {
                     Ok(end) => end.clone().ok_or_else(lost),
                     Err(_) => Err(lost()),
                 },
-                // There is no relay here that would wait for this notification.
+                // No relay waits for this notification, because the fake has no relay.
                 () = self.shared.relay.notified() => Err(lost()),
             }
         })
@@ -238,7 +239,7 @@ impl FakeLibvirtConnection {
 
     pub(super) fn fake_job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
         self.question("job", |inner| {
-            // As in the real `job` call: a domain that does not run has no job.
+            // Unlike a missing domain, a domain that is not running has no job, as in libvirt.
             inner.defined("job")?;
             Ok(match which {
                 WhichJob::Current => inner.migrations.job.clone(),
@@ -315,7 +316,7 @@ mod tests {
         (guest, events)
     }
 
-    /// Begins a migration that ends when the test requests it.
+    /// Starts a migration that ends when the test requests it.
     async fn begin(libvirt: &FakeLibvirt, guest: &DomainHandle, post_copy: bool) -> JoinSet<Result<(), CallError>> {
         let before = libvirt.migrations().len();
         let guest = guest.clone();
@@ -333,7 +334,7 @@ mod tests {
         moving.join_next().await.unwrap().unwrap()
     }
 
-    /// Returns the events after the guest's start, up to and including this one.
+    /// Returns the remaining events up to and including this event.
     async fn until(events: &mut DomainEvents, last: &str) -> Vec<String> {
         let mut seen: Vec<String> = Vec::new();
         while seen.last().is_none_or(|event| event != last) {

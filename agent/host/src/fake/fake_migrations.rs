@@ -7,12 +7,12 @@ use crate::{
     libvirt::LibvirtError,
 };
 
-/// A fake libvirt's state of migrations.
+/// State of a fake libvirt's migrations.
 #[derive(Debug, Default)]
 pub(super) struct FakeMigrations {
     /// All migrations requested so far.
     pub(super) requested: Vec<Migration>,
-    /// The result of the last one; `None` while it is running.
+    /// Result of the last migration; `None` while it is running.
     pub(super) end: watch::Sender<Option<Result<(), LibvirtError>>>,
     /// Number of migrations requested so far.
     pub(super) count: watch::Sender<usize>,

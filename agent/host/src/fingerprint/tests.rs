@@ -59,7 +59,7 @@ fn fingerprint_parts_change_independently() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// The fingerprint is taken every few minutes on an idle node.
+/// The time is limited because the fingerprint is taken every few minutes on an idle node.
 #[test]
 fn fingerprint_takes_less_than_ten_milliseconds() {
     let programs = Programs {
@@ -74,6 +74,6 @@ fn fingerprint_takes_less_than_ten_milliseconds() {
     };
     let best = (0..20).map(|_| time()).min().unwrap();
     println!("fingerprint: {best:?}");
-    // Ten times the target, for an unoptimized build on a busy machine.
+    // The limit is ten times the target, for an unoptimized build on a busy machine.
     assert!(best.as_millis() < 10, "{best:?}");
 }

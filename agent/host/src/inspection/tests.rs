@@ -2,7 +2,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::*;
 
-/// Options with a Python script as libvirtd, in a folder that is removed at the end.
+/// Options with a Python script as libvirtd, in a folder that is removed at the end of the test.
 struct Fake {
     folder: PathBuf,
     options: InspectionOptions,

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// A folder with these files, removed at the end of the test.
+/// Folder with recorded files. It is removed at the end of the test.
 struct Recorded(PathBuf);
 
 impl Recorded {

@@ -10,7 +10,7 @@ const CAPABILITIES: &str = include_str!("../../testdata/trixie/capabilities.xml"
 
 type ProbeReply = Result<String, LibvirtError>;
 
-/// A libvirt with recorded responses, which also records the queries.
+/// A libvirt with recorded responses. It also records the queries.
 struct Recorded {
     kvm: ProbeReply,
     qemu: ProbeReply,
@@ -90,7 +90,7 @@ fn refusal(code: u32, domain: u32) -> ProbeReply {
     })
 }
 
-/// An error of libvirt's QEMU driver; below, an error of its connection.
+/// Returns an error of libvirt's QEMU driver. The next function returns an error of its connection.
 fn refused() -> ProbeReply {
     refusal(virt_sys::VIR_ERR_INVALID_ARG, virt_sys::VIR_FROM_QEMU)
 }

@@ -1,7 +1,7 @@
-//! Waiting for a file to appear in a pod's folder, folder by folder, without polling.
+//! Waits for a file to appear in a pod's folder, folder by folder, without polling.
 //!
-//! Each folder on the path is watched before the next name is looked up in it. So any change after the lookup wakes
-//! the waiter, which then walks the path again from the top.
+//! Each folder on the path is watched before the next name is looked up in it. Therefore any change after the lookup
+//! wakes the waiter, which then walks the path again from the start.
 
 use std::{ffi::OsStr, os::fd::AsFd, path::Path, sync::Arc};
 
@@ -15,26 +15,26 @@ use super::{
 
 /// A watched path.
 pub(crate) struct Way {
-    /// Whether something exists at its end.
+    /// Whether a file exists at the end of the path.
     pub(crate) is_complete: bool,
-    /// Notified when something on the path changes.
+    /// Notification of a change of the path.
     wake: Arc<Notify>,
-    /// One for each existing folder.
+    /// One watch for each existing folder.
     _watching: Vec<NameWait>,
 }
 
 impl Way {
-    /// Waits until something on the path has changed since it was walked.
+    /// Waits until the path has changed since it was walked.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
     }
 }
 
-/// A watch of a path in a pod's folder. It misses no change after its creation.
+/// A watch of a path in a pod's folder. It reports every change after its creation.
 pub struct WatchedPath(Way);
 
 impl WatchedPath {
-    /// Waits until the path may have changed. Create a new watch for later changes.
+    /// Waits until the path may have changed. A new watch is needed for later changes.
     pub async fn changed(&self) {
         self.0.changed().await;
     }
@@ -44,7 +44,7 @@ impl PodFolder {
     /// Watches `path`, whether it exists or not.
     ///
     /// # Errors
-    /// Same as for [`appeared`](Self::appeared).
+    /// As for [`appeared`](Self::appeared).
     pub fn watch(&self, path: &str) -> Result<WatchedPath, FolderError> {
         self.walk(path).map(WatchedPath)
     }
@@ -57,11 +57,12 @@ impl PodFolder {
         self.walk_to(name, true).map(WatchedPath)
     }
 
-    /// Waits until `path` exists, with any file type. The pod's folder need not exist yet. There is no time limit;
-    /// drop the future to give up.
+    /// Waits until `path` exists, with any file type. There is no time limit: drop the future to stop waiting.
+    ///
+    /// The pod's folder does not have to exist yet.
     ///
     /// # Errors
-    /// If the path contains a link or something that is not a folder, or the kubelet has no pods folder.
+    /// If the path contains a link or a component that is not a folder, or the kubelet has no pods folder.
     pub async fn appeared(&self, path: &str) -> Result<(), FolderError> {
         loop {
             let way = self.walk(path)?;
@@ -72,12 +73,12 @@ impl PodFolder {
         }
     }
 
-    /// Walks the path as far as folders exist, and watches them.
+    /// Walks the path as far as its folders exist, and watches them.
     pub(crate) fn walk(&self, path: &str) -> Result<Way, FolderError> {
         self.walk_to(path, false)
     }
 
-    /// Walks the path, at whose end there may be a link if `link` is set.
+    /// Walks the path as far as its folders exist, and watches them. If `link` is set, the path may end with a link.
     fn walk_to(&self, path: &str, link: bool) -> Result<Way, FolderError> {
         checked(path)?;
         let watches = watches().map_err(|error| self.unreadable(path, &error))?;
@@ -95,7 +96,7 @@ impl PodFolder {
                 });
             match found {
                 Ok(found) => folder = found,
-                // If the folder itself was removed after it was found, the watch of its parent reports that.
+                // If the folder itself was removed after it was found, the watch of its parent reports this.
                 Err(Errno::ENOENT) => {
                     is_complete = false;
                     break;

@@ -18,26 +18,28 @@ use nix::{
 
 use super::{FolderError, PodFileError, PodFolder, bad_name, checked, find, kind};
 
-/// A listening socket of this process in a pod's folder. Dropping it removes the socket, unless the pod has put
-/// something else in its place.
+/// A listening socket of this process in a pod's folder.
+///
+/// Dropping the value removes the socket, unless the pod has replaced it.
 #[derive(Debug)]
 pub struct PodListener {
     listener: UnixListener,
     folder: OwnedFd,
     name: String,
-    /// Device and inode.
+    /// Device and inode of the socket.
     identity: (u64, u64),
 }
 
 impl PodFolder {
-    /// Listens at `path`, a name in a subfolder of the pod's folder, for processes of `owner`. Creates the subfolder
-    /// if it is missing. Removes a file in the socket's place, which is the socket of a process that has ended.
+    /// Listens at `path` for processes of `owner`. `path` is a name in a subfolder of the pod's folder.
     ///
-    /// Whatever the pod does meanwhile, nothing outside its folder is changed, and only a socket is given to `owner`.
+    /// Creates the subfolder if it is missing. Removes a file with the socket's name, which is the socket of a process
+    /// that has ended. Whatever the pod does in the meantime, no file outside its folder is changed, and only a socket
+    /// is given to `owner`.
     ///
     /// # Errors
-    /// If the pod's folder does not exist, if the path contains something that is not a folder, or if there is a
-    /// folder in the socket's place.
+    /// If the pod's folder does not exist, the path contains a component that is not a folder, or a folder has the
+    /// socket's name.
     pub fn listen(&self, path: &str, owner: u32) -> Result<PodListener, FolderError> {
         checked(path)?;
         let (folder, name) = path
@@ -55,11 +57,13 @@ impl PodFolder {
         self.bind(folder, path, name, owner)
     }
 
-    /// Creates an empty file at `path`, a name in a subfolder of the pod's folder, as a marker for the pod's
-    /// processes. An existing file of any kind is accepted.
+    /// Creates an empty file at `path` as a marker for the pod's processes. `path` is a name in a subfolder of the
+    /// pod's folder.
+    ///
+    /// An existing file of any kind is accepted.
     ///
     /// # Errors
-    /// If the pod's folder does not exist, or the path contains something that is not a folder.
+    /// If the pod's folder or the subfolder does not exist, or the path contains a component that is not a folder.
     pub fn mark(&self, path: &str) -> Result<(), FolderError> {
         checked(path)?;
         let (folder, name) = path
@@ -70,7 +74,7 @@ impl PodFolder {
         if kind(&folder).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFDIR {
             return Err(self.refused(path, PodFileError::NotInFolder));
         }
-        // O_EXCL: a file that the pod has put there is neither followed nor opened.
+        // With O_EXCL, a file that the pod has created is neither followed nor opened.
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         match openat(&folder, name, flags, Mode::from_bits_truncate(0o644)) {
             Ok(_) | Err(Errno::EEXIST) => Ok(()),
@@ -79,8 +83,8 @@ impl PodFolder {
     }
 
     fn bind(&self, folder: OwnedFd, path: &str, name: &str, owner: u32) -> Result<PodListener, FolderError> {
-        // The path under /proc avoids the length limit of socket addresses. The kernel follows no link in the last
-        // component.
+        // The path under /proc avoids the length limit of socket addresses. The kernel does not follow a link in the
+        // last component.
         let listener = UnixListener::bind(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.unreadable(path, &error))?;
@@ -107,7 +111,7 @@ impl PodFolder {
                 let found = self.open(folder)?;
                 match made {
                     Ok(()) => give(&found, owner).map_err(|errno| self.failed(folder, errno))?,
-                    // The pod created it first.
+                    // The pod has created the folder first.
                     Err(Errno::EEXIST) => {}
                     Err(errno) => return Err(self.failed(folder, errno)),
                 }
@@ -121,7 +125,7 @@ impl PodFolder {
         Ok(found)
     }
 
-    /// Opens the emptyDir itself.
+    /// Opens the folder of the emptyDir.
     fn open_volume(&self) -> Result<OwnedFd, FolderError> {
         let pods = self.open_pods()?;
         let names: std::path::PathBuf = self.names.iter().collect();
@@ -129,8 +133,9 @@ impl PodFolder {
     }
 }
 
-/// Changes the owner of the opened file, not of anything that has replaced it, to a user and the group with the same
-/// number.
+/// Changes the owner of the opened file to a user and the group with the same number.
+///
+/// A file that has replaced the opened file is not changed.
 fn give(opened: &OwnedFd, owner: u32) -> nix::Result<()> {
     let (user, group) = (Uid::from_raw(owner), Gid::from_raw(owner));
     fchownat(opened, "", Some(user), Some(group), AtFlags::AT_EMPTY_PATH)
@@ -144,7 +149,7 @@ impl PodListener {
     /// Returns another handle to the listening socket, which is non-blocking.
     ///
     /// # Errors
-    /// If no descriptors are left.
+    /// If no descriptor is left.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The kubelet replaces `..data` by renaming, so all files are from one version of the Secret
-//! (`pkg/volume/util/atomic_writer.go` of Kubernetes). The pod cannot write there.
+//! (`pkg/volume/util/atomic_writer.go` of Kubernetes). The pod cannot write to the volume.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 
 use super::{FolderError, PodFileError, PodFolder, SECRETS, WatchedPath, find, open_below};
 
-/// The link to the folder with the present content.
+/// Name of the link to the folder with the current content.
 const DATA: &str = "..data";
 /// Maximum size of a Secret in bytes (Kubernetes' `MaxSecretSize`).
 const LARGEST: u64 = 1 << 20;
@@ -30,24 +30,25 @@ const LARGEST: u64 = 1 << 20;
 pub struct PodSecret(PodFolder);
 
 impl PodSecret {
-    /// Returns the Secret of the `volume` of the pod with this UID. `kubelet` is the kubelet's root (`/var/lib/kubelet`).
+    /// Returns the Secret of the `volume` of the pod with this UID. `kubelet` is the root folder of the kubelet
+    /// (`/var/lib/kubelet`).
     ///
     /// # Errors
-    /// If the UID or the volume is not a name that Kubernetes allows.
+    /// If the UID or the volume name is not valid in Kubernetes.
     pub fn new(kubelet: &Path, pod_uid: &str, volume: &str) -> Result<Self, FolderError> {
         PodFolder::of_kind(kubelet, pod_uid, SECRETS, volume).map(Self)
     }
 
-    /// Reads all its files, which are of the same version.
+    /// Reads all files of the Secret, which are of the same version.
     ///
     /// # Errors
-    /// If it is not mounted, or is larger than a Secret can be.
+    /// If the Secret is not mounted, or is larger than a Secret can be.
     pub fn read(&self) -> Result<BTreeMap<String, Vec<u8>>, FolderError> {
         let folder = &self.0;
         let failed = |errno| folder.failed(DATA, errno);
         let pods = folder.open_pods()?;
         let volume = find(pods.as_fd(), &folder.names.iter().collect::<PathBuf>()).map_err(failed)?;
-        // The link, which the kubelet makes, leads to a folder beside it.
+        // The kubelet's link leads to a folder beside the link.
         let how = OpenHow::new()
             .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
@@ -67,10 +68,10 @@ impl PodSecret {
         Ok(files)
     }
 
-    /// Watches its content.
+    /// Watches the content of the Secret.
     ///
     /// # Errors
-    /// If something on the path to it is not a folder, or the kubelet has no pods folder.
+    /// If the path contains a component that is not a folder, or the kubelet has no pods folder.
     pub fn watch(&self) -> Result<WatchedPath, FolderError> {
         self.0.watch_entry(DATA)
     }

@@ -1,4 +1,4 @@
-//! Folders of hostile pods, and of pods that are still being created.
+//! Tests with folders of hostile pods, and of pods that are still being created.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use super::{FolderError, PodFileError, PodFolder, PodSecret, SMALL_FILE, watches
 
 const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 
-/// A kubelet's folder, removed at the end of the test.
+/// Folder of a kubelet. It is removed at the end of the test.
 struct Kubelet(std::path::PathBuf);
 
 impl Kubelet {
@@ -39,7 +39,7 @@ impl Kubelet {
             .join("volumes/kubernetes.io~empty-dir/run")
     }
 
-    /// Returns a Secret that is not mounted yet, and its folder.
+    /// Returns a Secret that is not mounted yet, and the folder of its volume.
     fn secret(&self) -> (PodSecret, std::path::PathBuf) {
         let volumes = self.0.join("pods").join(UID).join("volumes");
         let folder = volumes.join("kubernetes.io~secret/credentials-0");
@@ -78,7 +78,7 @@ fn names_are_kubernetes_own() {
         let error = PodFolder::new(root, UID, volume).unwrap_err();
         assert_eq!(error.reason(), "PodFolderBadName", "{volume:?}");
     }
-    // The UID of a static pod.
+    // The name is the UID of a static pod.
     assert!(PodFolder::new(root, "3c5d9bb0f3f5ba2d3f6a2d4b8a4c0d11", "disk-0").is_ok());
     for path in ["", "/etc/shadow", "../run/ready.json", "a//b", "a/./b", "a/", "a\0"] {
         let error = Kubelet::with_volume().folder().read(path, 1).unwrap_err();
@@ -133,7 +133,7 @@ fn links_lead_nowhere() {
         assert_eq!(refusal(folder.read(path, 100)), PodFileError::Link, "{path}");
         assert_eq!(refusal(folder.open_socket(path)), PodFileError::Link, "{path}");
     }
-    // A hard link is a file like any other, and can only refer to a file that the pod already has.
+    // A hard link is an ordinary file, and can only refer to a file that the pod already has.
     fs::hard_link(volume.join("real"), volume.join("hard")).unwrap();
     assert_eq!(folder.read("hard", 100).unwrap(), b"inside");
 }
@@ -153,7 +153,7 @@ fn a_volume_that_is_a_link_is_not_followed() {
 fn fifo_or_folder_is_not_opened_as_file_or_socket() {
     let kubelet = Kubelet::with_volume();
     let (folder, volume) = (kubelet.folder(), kubelet.volume());
-    // Opening it for reading would block forever, because it has no writer.
+    // Opening the FIFO for reading would block forever, because it has no writer.
     mkfifo(&volume.join("fifo"), Mode::S_IRWXU).unwrap();
     fs::create_dir(volume.join("folder")).unwrap();
     for path in ["fifo", "folder"] {
@@ -189,7 +189,8 @@ fn socket_exists_in_pod_folder_as_long_as_the_listener() {
     let place = kubelet.volume().join("migration/memory.sock");
     for round in 0..3 {
         if round == 1 {
-            // A leftover of a process that has ended, and any other file that is not a folder.
+            // The file remains from a process that has ended. Any other file that is not a folder is treated in the
+            // same way.
             fs::write(&place, "stale").unwrap();
         }
         let made = folder.listen("migration/memory.sock", myself()).unwrap();
@@ -200,7 +201,7 @@ fn socket_exists_in_pod_folder_as_long_as_the_listener() {
         assert!(!place.exists());
     }
     let made = folder.listen("migration/memory.sock", myself()).unwrap();
-    // A file that the pod puts in its place is left alone.
+    // A file that the pod puts at the path of the socket is not removed.
     fs::remove_file(&place).unwrap();
     fs::write(&place, "the pod's").unwrap();
     drop(made);
@@ -224,7 +225,7 @@ fn a_socket_for_the_pod_is_made_nowhere_else() {
     assert_eq!(refusal(folder.listen("file/x", myself())), PodFileError::NotInFolder);
     fs::create_dir_all(volume.join("folder/x")).unwrap();
     assert_eq!(refusal(folder.listen("folder/x", myself())), PodFileError::NotSocket);
-    // A link in the socket's own place is replaced, not followed.
+    // A link at the path of the socket is replaced, not followed.
     symlink(outside.join("x"), volume.join("folder/y")).unwrap();
     let made = folder.listen("folder/y", myself()).unwrap();
     assert!(folder.open_socket("folder/y").is_ok());
@@ -255,7 +256,7 @@ fn a_mark_is_made_in_the_pods_folder_and_nowhere_else() {
     assert_eq!(refusal(folder.mark("migration/left")), PodFileError::Link);
     fs::remove_file(volume.join("migration")).unwrap();
     fs::create_dir(volume.join("migration")).unwrap();
-    // A link in the file's own place is not followed, and a file that the pod has put there is left alone.
+    // A link at the path of the file is not followed, and a file of the pod is left unchanged.
     symlink(outside.join("x"), volume.join("migration/left")).unwrap();
     folder.mark("migration/left").unwrap();
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
@@ -282,7 +283,7 @@ async fn waiting(folder: PodFolder, path: &'static str) -> JoinSet<Result<Vec<u8
 async fn a_file_is_awaited_before_there_is_a_pod() {
     let kubelet = Kubelet::new();
     let mut tasks = waiting(kubelet.folder(), "libvirt/ready.json").await;
-    // Other pods are created and removed.
+    // Creating and removing other pods does not end the wait.
     fs::create_dir(kubelet.0.join("pods/0-0-0")).unwrap();
     fs::remove_dir(kubelet.0.join("pods/0-0-0")).unwrap();
     let mut folder = kubelet.0.join("pods").join(UID);
@@ -325,7 +326,7 @@ async fn watched_file_may_come_and_be_replaced() {
     }
 }
 
-/// Many waiters, each for its own path, while all folders are created in another order.
+/// Starts many waiters, each for its own path, while all folders are created in another order.
 #[tokio::test]
 async fn no_wake_up_is_lost() {
     let kubelet = Kubelet::new();
@@ -341,7 +342,7 @@ async fn no_wake_up_is_lost() {
     let maker = tokio::task::spawn_blocking(move || {
         for number in (0..50).rev() {
             let pod = root.join("pods").join(format!("{number:08}"));
-            // Created, removed and created again without delay.
+            // The folders are created, removed and created again without delay.
             for _ in 0..3 {
                 fs::create_dir_all(pod.join("volumes/kubernetes.io~empty-dir/run/a")).unwrap();
                 fs::remove_dir_all(&pod).unwrap();
@@ -378,7 +379,7 @@ async fn invalid_pod_file_is_refused_without_wait() {
         PodFileError::NotFile
     );
     assert_eq!(refusal(folder.appeared("fifo/x").await), PodFileError::NotInFolder);
-    // A link that appears during the wait.
+    // The link appears during the wait.
     let mut tasks = waiting(folder, "late").await;
     symlink("/etc/shadow", kubelet.volume().join("late")).unwrap();
     assert_eq!(refusal(tasks.join_next().await.unwrap().unwrap()), PodFileError::Link);
@@ -390,10 +391,10 @@ async fn invalid_pod_file_is_refused_without_wait() {
     ));
 }
 
-/// A wait that was given up leaves no watch.
+/// Checks that a wait that was dropped leaves no watch.
 #[tokio::test]
 async fn watches_end_with_the_wait() {
-    // Other tests watch folders at the same time, but not of this pod.
+    // Other tests watch folders at the same time, but not the folders of this pod.
     const OWN: &str = "77777777";
     let kubelet = Kubelet::new();
     let folder = PodFolder::new(&kubelet.0, OWN, "run").unwrap();

@@ -1,6 +1,6 @@
 //! Folder watches with one shared inotify instance per process.
 //!
-//! The kernel limits the inotify instances of a user (128), and each instance has only one watch per folder. So
+//! The kernel limits the inotify instances of a user (128), and each instance has only one watch per folder. Therefore
 //! waiters share watches, and the last waiter of a folder removes its watch.
 
 use std::{
@@ -37,7 +37,7 @@ struct WatchesState {
     folders: HashMap<WatchDescriptor, Vec<Waiter>>,
 }
 
-/// All watches of the process.
+/// Folder watches of the process.
 #[derive(Debug)]
 pub(super) struct FolderWatches {
     inotify: Inotify,
@@ -52,7 +52,7 @@ pub(super) struct NameWait {
     id: u64,
 }
 
-/// Returns the watches of the process, created on first use.
+/// Returns the watches of the process. They are created on first use.
 pub(super) fn watches() -> io::Result<&'static FolderWatches> {
     static WATCHES: OnceLock<Result<FolderWatches, Errno>> = OnceLock::new();
     static READER: OnceLock<Result<(), String>> = OnceLock::new();
@@ -81,7 +81,7 @@ impl FolderWatches {
         name: &OsStr,
         wake: &Arc<Notify>,
     ) -> nix::Result<NameWait> {
-        // The same set for all waiters, because the kernel keeps one set of events per folder.
+        // All waiters use the same events, because the kernel keeps one set of events per folder.
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_DELETE
@@ -90,7 +90,7 @@ impl FolderWatches {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
-        // Locked, so that no event of the new watch is read before its waiter is registered.
+        // The lock ensures that no event of the new watch is read before its waiter is registered.
         let mut state = self.state.lock();
         let folder = self.inotify.add_watch(path.as_str(), events)?;
         state.last_id += 1;
@@ -153,7 +153,7 @@ impl WatchesState {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
             self.notify_all();
         } else if event.mask.contains(AddWatchFlags::IN_IGNORED) {
-            // The folder was removed, and its watch with it.
+            // The folder was removed, together with its watch.
             for waiter in self.folders.remove(&event.wd).into_iter().flatten() {
                 waiter.wake.notify_one();
             }
@@ -177,7 +177,7 @@ impl WatchesState {
 impl Drop for NameWait {
     fn drop(&mut self) {
         let mut state = self.watches.state.lock();
-        // The watch may have ended by itself; IDs are not reused.
+        // The watch may have ended by itself. IDs are not reused.
         let Some(waiters) = state.folders.get_mut(&self.folder) else {
             return;
         };

@@ -4,7 +4,7 @@ use nix::unistd::{geteuid, mkdtemp};
 
 use super::*;
 
-/// A program in a folder of its own that any user may run, removed at the end of the test.
+/// A program that any user may run, in its own folder. It is removed at the end of the test.
 struct Program(PathBuf);
 
 impl Program {
@@ -25,7 +25,7 @@ impl Program {
         PrivateLibvirtd::start(&self.0.join("libvirtd"), &self.0).unwrap()
     }
 
-    /// Returns libvirtd's folders that were left behind.
+    /// Returns the folders of libvirtd that were left behind.
     fn left(&self) -> Vec<PathBuf> {
         fs::read_dir(&self.0)
             .unwrap()
@@ -94,7 +94,7 @@ fn socket_without_listener_is_not_open() {
 
 #[test]
 fn background_processes_end_with_libvirtd() {
-    // It ignores SIGTERM, and leaves a background process that also ignores it.
+    // The program ignores SIGTERM, and leaves a background process that also ignores it.
     let program = Program::new(&format!(
         "import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -120,7 +120,7 @@ time.sleep(0.2)
 
 #[test]
 fn orphans_are_reaped_while_libvirtd_runs() {
-    // libvirt waits for a QEMU that it has ended until nothing is left of it.
+    // libvirt waits for the complete end of a QEMU that it has ended.
     let program = Program::new(&format!(
         "if os.fork() == 0:
     os.setsid()

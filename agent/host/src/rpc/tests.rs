@@ -2,7 +2,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// Both directions of recorded migrations, with the number of their frames. `testdata/README.md` describes them.
+/// Both directions of recorded migrations, with their number of frames. `testdata/README.md` describes them.
 const RECORDED: [(&str, &[u8], usize); 8] = [
     (
         "bookworm-paused.calls",
@@ -46,7 +46,7 @@ const RECORDED: [(&str, &[u8], usize); 8] = [
     ),
 ];
 
-/// Returns the frames of a stream that arrives in these pieces, each with its body, and the error that ended it.
+/// Returns the frames of a stream that arrives in these pieces, each frame with its body, and the error that ended it.
 fn frames(pieces: &[&[u8]]) -> (Vec<(Header, Vec<u8>)>, Option<InvalidLength>) {
     let mut parser = FrameParser::default();
     let (mut complete, mut open) = (Vec::new(), None);

@@ -1,9 +1,10 @@
-//! Check that one document is contained in another.
+//! Checks that one document is contained in another.
 
 use roxmltree::Node;
 
-/// Returns the first attribute, text or element of `written` that is missing in `read`, with its path. Additional
-/// content of `read` is ignored.
+/// Returns the first attribute, text or element of `written` that is missing in `read`, with its path.
+///
+/// Additional content of `read` is ignored.
 pub(crate) fn lost(written: Node<'_, '_>, read: Node<'_, '_>) -> Option<String> {
     let name = written.tag_name().name();
     for attribute in written.attributes() {

@@ -1,4 +1,4 @@
-//! A libvirtd for the test, and the disks of its guests.
+//! A libvirtd for the tests, and the disks of its guests.
 
 use std::{
     fs,
@@ -59,17 +59,17 @@ impl Host {
         host
     }
 
-    /// Returns the folder of guests' files.
+    /// Returns the folder with the files of the guests.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Makes a file or folder accessible to libvirt's account.
+    /// Makes a file or folder accessible to the account of libvirt.
     pub(crate) fn hand_over(&self, path: &Path) {
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
     }
 
-    /// Returns the domain with passt removed if this libvirt does not support it.
+    /// Returns the domain's XML, without passt if this libvirt does not support passt.
     pub(crate) fn understood(&self, xml: &str) -> String {
         if self.passt {
             return xml.to_owned();
@@ -116,7 +116,7 @@ impl Host {
         self.virsh(&format!("destroy {name}; undefine {name}")).unwrap();
     }
 
-    /// Creates every disk of the spec: alternately an image with a layer above it and an image alone.
+    /// Creates every disk of the spec. Disks alternate between an image with a layer above it and an image alone.
     pub(crate) fn prepare(&self, spec: &VirtualMachineInstanceSpec) -> Vec<PreparedDisk> {
         let base = self.folder.join("base.img").to_str().unwrap().to_owned();
         if !Path::new(&base).exists() {
@@ -178,7 +178,7 @@ impl Drop for Host {
     }
 }
 
-/// A minimal domain that shows whether libvirt supports passt.
+/// A minimal domain that only a libvirt with passt accepts.
 const WITH_PASST: &str = "<domain type='qemu'><name>passt</name><memory unit='MiB'>64</memory>\
     <os><type arch='x86_64' machine='q35'>hvm</type></os>\
     <devices><interface type='user'><portForward proto='tcp'/><backend type='passt'/></interface></devices></domain>";

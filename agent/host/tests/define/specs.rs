@@ -21,7 +21,7 @@ use drydock_api::{
 use k8s_openapi::api::core::v1::PersistentVolumeClaimVolumeSource;
 use proptest::{option, prelude::*, sample::select};
 
-/// A spec, the disks that a launcher has prepared for it, and the features masked on its node.
+/// A spec, the disks that a launcher has prepared for the spec, and the CPU features masked on its node.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) spec: VirtualMachineInstanceSpec,
@@ -30,7 +30,7 @@ pub(crate) struct Case {
     pub(crate) features: Option<BTreeSet<String>>,
 }
 
-/// Features that a spec may request, and below, others that a node may mask.
+/// CPU features that a spec may request. [`MASKED`] has the other features that a node may mask.
 const FEATURES: [&str; 4] = ["aes", "avx", "pcid", "x2apic"];
 const MASKED: [&str; 3] = ["avx2", "hle", "sse4.2"];
 
@@ -51,7 +51,7 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
                 disk.boot_order = disk.boot_order.map(|place| place + 100 * u32::try_from(index).unwrap());
                 prepared.push(volume.prepared(&disk.name));
                 spec.volumes.push(volume.volume(&disk.name));
-                // A volume that the spec's disks do not mention is attached too.
+                // A volume that is not mentioned in the spec's disks is attached too.
                 if disk.serial.as_deref() != Some("implied") {
                     domain.devices.disks.push(disk);
                 }
@@ -154,7 +154,8 @@ fn text_of_uuid(number: u128) -> String {
     format!("{a}-{b}-{c}-{d}-{e}")
 }
 
-/// Generates the guest's memory, set directly or by its request or limit, and CPUs for specs without a topology.
+/// Generates the guest's memory, set directly or by the request or limit of memory, and CPUs for specs without a
+/// topology.
 fn memory() -> impl Strategy<Value = (Option<Memory>, Option<Resources>)> {
     let amount = (1_u64 << 20..1 << 34).prop_map(|bytes| Amount(bytes.to_string()));
     let cpus = option::of((1_u32..9000).prop_map(|millis| Amount(format!("{millis}m"))));

@@ -1,5 +1,7 @@
-//! The tunnel that carries a migration from one pod to another. It listens on the source's sockets, and for each
-//! connection opens one to the target. Each stream can be held and cut.
+//! A tunnel that forwards a migration from one pod to another.
+//!
+//! The tunnel listens on the source's sockets, and opens a connection to the target for each accepted connection. Each
+//! stream can be held and cut.
 
 use std::{
     fs::{self, Permissions},
@@ -22,16 +24,16 @@ use crate::pod::{Pod, SOCKET};
 /// One of the streams of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MigrationStream {
-    /// From the source's libvirtd to the target's.
+    /// Stream from the source's libvirtd to the target's libvirtd.
     Libvirt,
-    /// From QEMU to QEMU.
+    /// Stream of memory from QEMU to QEMU.
     Memory,
-    /// From QEMU to the target's disks.
+    /// Stream from QEMU to the target's disks.
     Disks,
 }
 
 impl MigrationStream {
-    /// Returns the socket at the source, below the run folder.
+    /// Returns the path of the source's socket, relative to the run folder.
     pub(crate) fn socket(self) -> &'static str {
         match self {
             Self::Libvirt => "migration/libvirt.sock",
@@ -48,7 +50,7 @@ impl MigrationStream {
     }
 }
 
-/// Whether data passes from source to target.
+/// State of a stream's forwarding from source to target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
@@ -63,7 +65,7 @@ struct Carried {
     task: AbortHandle,
 }
 
-/// The tunnel. Dropping it closes it.
+/// A tunnel between two pods. Dropping the tunnel closes it.
 pub(crate) struct Tunnel {
     carried: Vec<Carried>,
     _tasks: JoinSet<()>,
@@ -106,12 +108,12 @@ impl Tunnel {
         self.carried.iter().find(|carried| carried.stream == stream).unwrap()
     }
 
-    /// Stops forwarding data to the target.
+    /// Stops forwarding the stream's data to the target.
     pub(crate) fn hold(&self, stream: MigrationStream) {
         self.of(stream).gate.send_replace(Gate::Held);
     }
 
-    /// Resumes forwarding.
+    /// Resumes forwarding the stream's data to the target.
     pub(crate) fn release(&self, stream: MigrationStream) {
         self.of(stream).gate.send_replace(Gate::Open);
     }
@@ -137,7 +139,7 @@ async fn carry(listener: UnixListener, target: PathBuf, gate: watch::Receiver<Ga
         let (from_source, to_source) = source.into_split();
         let (from_target, to_target) = target.into_split();
         streams.spawn(pass(from_source, to_target, gate.clone()));
-        // The gate of this direction is always open.
+        // The gate from the target to the source is always open.
         streams.spawn(pass(from_target, to_source, watch::channel(Gate::Open).1));
         count.send_modify(|count| *count += 1);
     }

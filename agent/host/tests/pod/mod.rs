@@ -1,5 +1,5 @@
-//! A simulated pod with a libvirtd: a folder where the kubelet would have one, and an unprivileged libvirtd that is
-//! restarted whenever it exits.
+//! A simulated pod with a libvirtd: a folder like the folder that the kubelet creates for a pod, and an unprivileged
+//! libvirtd that is restarted whenever it exits.
 //!
 //! ```text
 //!  unshare (ends with the thread that started it, and all below ends with it)
@@ -41,14 +41,15 @@ pub(crate) const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// A simulated pod.
 pub(crate) struct Pod {
-    /// The folder with all files of the pod's processes, as a path on this machine. Its `run` is the volume, with a
-    /// path that is short enough for sockets.
+    /// Folder with all files of the pod's processes, as a path on this machine.
+    ///
+    /// The link `run` in this folder leads to the volume, with a path that is short enough for sockets.
     pub(crate) scratch: PathBuf,
     processes: Option<Child>,
 }
 
 impl Pod {
-    /// Creates the kubelet's folder, without a pod in it.
+    /// Creates the kubelet's folder without a pod.
     pub(crate) fn none() -> Self {
         let scratch = mkdtemp(&std::env::temp_dir().join("drydock-pod-XXXXXX")).unwrap();
         fs::set_permissions(&scratch, Permissions::from_mode(0o711)).unwrap();
@@ -59,14 +60,14 @@ impl Pod {
         }
     }
 
-    /// Creates a pod's empty folder.
+    /// Creates the kubelet's folder with a pod whose volume is empty.
     pub(crate) fn empty() -> Self {
         let pod = Self::none();
         fs::create_dir_all(pod.volume()).unwrap();
         pod
     }
 
-    /// Creates a pod with libvirtd, which may not listen yet.
+    /// Creates a pod with libvirtd, which may not be listening yet.
     pub(crate) fn with_libvirtd() -> Self {
         let mut pod = Self::empty();
         pod.start_libvirtd();
@@ -79,7 +80,7 @@ impl Pod {
         pods.join(UID).join("volumes/kubernetes.io~empty-dir/run")
     }
 
-    /// Returns the same folder as the agent's type.
+    /// Returns the pod's folder as a [`PodFolder`], the agent's type for it.
     pub(crate) fn folder(&self) -> PodFolder {
         PodFolder::new(&self.scratch.join("kubelet"), UID, "run").unwrap()
     }
@@ -90,7 +91,7 @@ impl Pod {
             self.own(&self.scratch.join(name));
         }
         self.own(&self.volume());
-        // As in a pod, where the path is short: the long path exceeds the limit for sockets.
+        // The link provides a short path, as in a pod. The long path exceeds the limit for socket addresses.
         symlink(self.volume(), self.scratch.join("run")).unwrap();
         let settings = self.scratch.join("libvirtd.conf");
         let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
@@ -99,7 +100,7 @@ impl Pod {
         let names = "root:x:0:0::/:/bin/sh\nguest:x:107:107::/:/bin/false\n";
         fs::write(self.scratch.join("passwd"), names).unwrap();
         fs::write(self.scratch.join("group"), "root:x:0:\nguest:x:107:\n").unwrap();
-        // The paths are the same in both pods, as a migration requires.
+        // All paths are the same in both pods, as a migration requires.
         let script = format!(
             "mount --bind {scratch} {MOUNT} && mount --bind {scratch}/passwd /etc/passwd && \
              mount --bind {scratch}/group /etc/group && {userfaultfd} && while :; do \
@@ -138,8 +139,10 @@ impl Pod {
         self.processes = Some(command.spawn().unwrap());
     }
 
-    /// Returns shell code that gives the pod's processes the device that QEMU needs for post-copy, as the device
-    /// plugin does, if this machine has it.
+    /// Returns shell code that creates, for the pod's processes, the device that QEMU needs for post-copy.
+    ///
+    /// The device plugin provides the same device to real pods. The code does nothing if this machine does not have the
+    /// device.
     fn userfaultfd(&self) -> String {
         let device = self.scratch.join("userfaultfd");
         let device = device.display();
@@ -202,7 +205,7 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         if let Some(mut processes) = self.processes.take() {
-            // Its end also ends process 1 of the namespace, and thereby all others.
+            // The end of this process also ends process 1 of the PID namespace, and thereby all other processes.
             let _ = processes.kill();
             let _ = processes.wait();
         }

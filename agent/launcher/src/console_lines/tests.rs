@@ -44,7 +44,7 @@ fn nothing_is_buffered_after_last_line() {
 fn controls_are_shown_and_sequences_left_out() {
     assert_eq!(shown(b"\x1b[1;31mred\x1b[0m\x1b(B ok\x1bM"), ["red ok"]);
     assert_eq!(shown(b"a\tb\x07c\x08d\x00"), ["a\tb\\x07c\\x08d\\x00"]);
-    // An invalid sequence ends nothing and hides no visible text.
+    // An invalid sequence does not suppress the end of a line, and hides no visible text.
     assert_eq!(shown(b"\x1b[31\nhidden?\n"), ["", "hidden?"]);
     assert_eq!(shown(b"\x1b\x1b[mx"), ["x"]);
     let endless = [b"\x1b[".to_vec(), vec![b'1'; 100]].concat();
@@ -71,7 +71,7 @@ fn a_long_line_goes_on_in_the_next() {
 }
 
 fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
-    // Mostly typical console output, mixed with attacks on logs.
+    // The input is mostly typical console output, mixed with attacks on logs.
     let piece = prop_oneof![
         vec(any::<u8>(), 0..40),
         "[ -~]{0,3000}".prop_map(String::into_bytes),

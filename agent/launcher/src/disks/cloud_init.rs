@@ -1,7 +1,7 @@
-//! The files of data for cloud-init, from the manifest and from Secrets.
+//! Files of a volume for cloud-init, from the manifest and from Secrets.
 //!
-//! As in KubeVirt, a Secret holds user data under `userdata` or `userData` and network data under `networkdata` or
-//! `networkData`.
+//! As in KubeVirt, a Secret contains user data under the key `userdata` or `userData`, and network data under the key
+//! `networkdata` or `networkData`.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -10,10 +10,10 @@ use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_KEYS, SECRET_NETWOR
 
 use super::{DiskRefusal, mounted_files};
 
-/// Maximum size in bytes of a file. A Secret holds at most 1 MiB.
+/// Maximum size of a file in bytes. A Secret contains at most 1 MiB.
 const MOST: u64 = 4 * 1024 * 1024;
 
-/// The source of cloud-init that reads a volume.
+/// The data source of cloud-init that reads a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// NoCloud.
@@ -22,23 +22,23 @@ pub(crate) enum Format {
     ConfigDrive,
 }
 
-/// The files of a volume.
+/// Files of a cloud-init volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DataFiles {
-    /// Which source reads them.
+    /// Data source that reads the files.
     pub(crate) format: Format,
     /// User data.
     pub(crate) user_data: Vec<u8>,
     /// Meta-data.
     pub(crate) meta_data: Vec<u8>,
-    /// Network data, which is left out if there is none: an empty file would mean no network.
+    /// Network data. The file is omitted if there is none, because an empty file would mean no network.
     pub(crate) network_config: Option<Vec<u8>>,
 }
 
-/// Returns the files for this data. `secrets` is the folder where its Secrets are mounted.
+/// Returns the files for this cloud-init data. `secrets` is the folder in which its Secrets are mounted.
 ///
 /// # Errors
-/// If a Secret lacks the data, or the data is invalid.
+/// If a Secret lacks the data, or if the data is invalid.
 pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<DataFiles, DiskRefusal> {
     let text = |text: &Option<CloudInitText>, field, folder, keys: [&str; 2]| match text {
         None => Ok(None),
@@ -58,18 +58,18 @@ pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<DataFiles, DiskR
             None => Format::NoCloud,
             Some(_) => Format::ConfigDrive,
         },
-        // cloud-init ignores a volume without this file.
+        // cloud-init ignores a volume without a file with user data.
         user_data: user_data.unwrap_or_default(),
         meta_data: meta_data(data, &public_keys(data.key_secrets, secrets)?).into_bytes(),
         network_config,
     })
 }
 
-/// Formats the metadata as JSON, which is valid YAML and quotes any character of a name.
+/// Formats the metadata as JSON, which is valid YAML and quotes every special character of a name.
 fn meta_data(data: &CloudInit, keys: &BTreeMap<String, String>) -> String {
     let mut text = match &data.config_drive_uuid {
         None => serde_json::json!({ "instance-id": data.instance_id, "local-hostname": data.hostname }),
-        // cloud-init reads `uuid` and `hostname`; KubeVirt writes the others too.
+        // cloud-init reads `uuid` and `hostname`. KubeVirt writes the other fields too.
         Some(uuid) => serde_json::json!({
             "uuid": uuid,
             "instance_id": data.instance_id,
@@ -78,7 +78,7 @@ fn meta_data(data: &CloudInit, keys: &BTreeMap<String, String>) -> String {
         }),
     };
     if !keys.is_empty() {
-        // The names of KubeVirt and, before it, of EC2 and OpenStack.
+        // The names are those that KubeVirt uses, as EC2 and OpenStack did before.
         let name = match data.config_drive_uuid {
             None => "public-keys",
             Some(_) => "public_keys",
@@ -88,7 +88,7 @@ fn meta_data(data: &CloudInit, keys: &BTreeMap<String, String>) -> String {
     format!("{text}\n")
 }
 
-/// Returns the public keys of SSH in the mounted Secrets, by numbers from 0.
+/// Returns the SSH public keys in the mounted Secrets, numbered from 0.
 fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>, DiskRefusal> {
     let mut keys = BTreeMap::new();
     for index in 0..count {
@@ -105,7 +105,7 @@ fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>,
 }
 
 fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, DiskRefusal> {
-    // The encoder may have wrapped the text into lines.
+    // The encoder may have wrapped the text.
     let text: String = text.split_ascii_whitespace().collect();
     BASE64_STANDARD.decode(text).map_err(|_| DiskRefusal::Base64(field))
 }

@@ -1,7 +1,7 @@
-//! The disk in a containerDisk's image, which is mounted read-only.
+//! Disk in the image of a containerDisk, which is mounted read-only.
 //!
-//! As in KubeVirt's images, it is the only file in `/disk`, or the file at the manifest's `path`. Links in an image
-//! are resolved within the image and never lead out of it.
+//! As in KubeVirt's images, the disk is the only file in `/disk`, or the file at the manifest's `path`. Links in an
+//! image are resolved within the image and never lead out of it.
 
 use std::{
     fs::{self, File},
@@ -18,15 +18,15 @@ use nix::{
 
 use super::{DiskRefusal, image_format};
 
-/// The folder of the disk in an image.
+/// Folder of the disk in an image.
 const FOLDER: &str = "/disk";
-/// Flags for opening a disk. O_NONBLOCK: opening a FIFO would otherwise block.
+/// Flags for opening a disk. Without O_NONBLOCK, opening a FIFO would block.
 const READING: OFlag = OFlag::O_RDONLY.union(OFlag::O_NONBLOCK);
 
 /// Finds the disk in the image whose root is `root`.
 ///
 /// # Errors
-/// If there is no disk, or more than one, or it may not be opened.
+/// If there is no disk or more than one disk, or the disk must not be opened.
 pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, DiskRefusal> {
     let wanted = match path {
         Some(path) => path.to_owned(),
@@ -48,7 +48,7 @@ pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, Disk
     })
 }
 
-/// Returns the path in the image of the only file in its disk folder.
+/// Returns the path of the only file in the disk folder of an image.
 fn only_file(root: &Path) -> Result<String, DiskRefusal> {
     let none = || DiskRefusal::NoDiskInImage(FOLDER.into());
     let folder = match open_in(root, FOLDER, OFlag::O_PATH | OFlag::O_DIRECTORY) {
@@ -61,7 +61,7 @@ fn only_file(root: &Path) -> Result<String, DiskRefusal> {
     let mut names = Vec::new();
     for entry in entries {
         let name = entry.map_err(cannot)?.file_name().to_string_lossy().into_owned();
-        // Hidden files are leftovers of image builders.
+        // Hidden files are remains of image builders.
         if !name.starts_with('.') {
             names.push(name);
         }
@@ -74,7 +74,7 @@ fn only_file(root: &Path) -> Result<String, DiskRefusal> {
     }
 }
 
-/// Opens a path, resolved within the image.
+/// Opens a path that is resolved within the image.
 fn open_in(root: &Path, path: &str, flags: OFlag) -> io::Result<OwnedFd> {
     let root = open(
         root,

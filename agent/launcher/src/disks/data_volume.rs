@@ -1,4 +1,4 @@
-//! Creation of a volume that cloud-init reads: a FAT file system with the label of its source, NoCloud or ConfigDrive.
+//! Creation of a volume for cloud-init: a FAT file system with the label of its data source, NoCloud or ConfigDrive.
 //!
 //! The same files result in the same bytes: the volume contains no timestamps, its serial number is fixed, and its
 //! size depends on the files only.
@@ -17,16 +17,16 @@ use super::{
     cloud_init::{DataFiles, Format},
 };
 
-/// The labels by which cloud-init recognises a volume, padded as FAT requires.
+/// Labels by which cloud-init recognises a volume, padded as FAT requires.
 const NO_CLOUD: [u8; 11] = *b"cidata     ";
 const CONFIG_DRIVE: [u8; 11] = *b"config-2   ";
-/// Serial number of the volume. It is not used, so it is constant.
+/// Serial number of the volume. The number is not used, so it is constant.
 const SERIAL: u32 = 0x6472_7964;
 /// Allocation unit of the file system in bytes.
 const CLUSTER: u64 = 4096;
-/// Space in bytes for the file system itself: boot sector, tables, root folder.
+/// Space for the file system itself in bytes: boot sector, tables, root folder.
 const OVERHEAD: u64 = 64 * 1024;
-/// The volume's size is a multiple of this number of bytes, so that it reveals little about the content.
+/// Size unit of the volume in bytes. The volume's size is a multiple, so that it reveals little about the content.
 const STEP: u64 = 1024 * 1024;
 /// Maximum amount of data in bytes.
 const MOST: u64 = 8 * 1024 * 1024;
@@ -34,7 +34,7 @@ const MOST: u64 = 8 * 1024 * 1024;
 /// Writes the volume to a new file that only this user can read, and returns its size in bytes.
 ///
 /// # Errors
-/// If there is too much data, or it cannot be written.
+/// If the files exceed the maximum size, or the volume cannot be written.
 pub(crate) fn write(path: &Path, files: &DataFiles) -> Result<u64, DiskRefusal> {
     let bytes = sum(files);
     if bytes > MOST {
@@ -52,7 +52,7 @@ pub(crate) fn write(path: &Path, files: &DataFiles) -> Result<u64, DiskRefusal> 
     Ok(volume.len() as u64)
 }
 
-/// Returns the files with their paths.
+/// Returns the content of the files with their paths in the volume.
 fn parts(files: &DataFiles) -> impl Iterator<Item = (&'static str, &[u8])> {
     let [meta, user, network] = match files.format {
         Format::NoCloud => ["meta-data", "user-data", "network-config"],
@@ -75,7 +75,7 @@ fn sum(files: &DataFiles) -> u64 {
     parts(files).map(|(_, content)| content.len() as u64).sum()
 }
 
-/// Returns the bytes of the volume.
+/// Returns the content of the volume.
 pub(crate) fn volume(files: &DataFiles) -> io::Result<Vec<u8>> {
     let space: u64 = parts(files)
         .map(|(_, content)| (content.len() as u64).next_multiple_of(CLUSTER))
@@ -97,7 +97,7 @@ pub(crate) fn volume(files: &DataFiles) -> io::Result<Vec<u8>> {
             .rsplit_once('/')
             .map_or((None, path), |(folders, name)| (Some(folders), name));
         for name in folders.into_iter().flat_map(|folders| folders.split('/')) {
-            // A folder that exists is opened.
+            // An existing folder is opened.
             folder = folder.create_dir(name)?;
         }
         let mut file = folder.create_file(name)?;

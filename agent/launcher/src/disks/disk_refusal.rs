@@ -1,4 +1,4 @@
-//! Why a disk cannot be prepared.
+//! Reasons why a disk cannot be prepared.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -7,7 +7,7 @@ use std::{fmt, io, path::PathBuf};
 pub(crate) struct RefusedDisk {
     /// Name of the volume.
     pub(crate) volume: String,
-    /// The reason.
+    /// Reason why the disk cannot be prepared.
     pub(crate) refusal: DiskRefusal,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for RefusedDisk {
     }
 }
 
-/// Why a disk cannot be prepared.
+/// Reason why a disk cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DiskRefusal {
     /// The name is not a valid name of a volume.
@@ -37,11 +37,11 @@ pub(crate) enum DiskRefusal {
     /// A file cannot be read.
     #[error("{path} cannot be read as user {uid}")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The user that tried to read it.
+        /// UID of the user that tried to read the file.
         uid: u32,
-        /// The error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The path is neither a file nor a device.
@@ -56,7 +56,7 @@ pub(crate) enum DiskRefusal {
     /// The image is damaged.
     #[error("the disk begins like qcow2 but is damaged: {0}")]
     DamagedImage(&'static str),
-    /// The image would make QEMU open other files.
+    /// The header of the image would make QEMU open another file.
     #[error(
         "the disk names another file as its {0}, and images that do are not opened; flatten it with qemu-img convert"
     )]
@@ -70,17 +70,17 @@ pub(crate) enum DiskRefusal {
     /// The volume has not enough free space.
     #[error("{path} is not there, and the volume has only {free} bytes free to make it")]
     NoRoom {
-        /// The disk.
+        /// Path of the disk.
         path: PathBuf,
-        /// Free bytes of its volume.
+        /// Number of free bytes in the disk's volume.
         free: u64,
     },
     /// A Secret lacks the expected data.
     #[error("Secret {secret} of the guest's namespace has no key {keys}")]
     NoSuchKey {
-        /// The Secret's name.
+        /// Name of the Secret.
         secret: String,
-        /// The accepted keys, of which one is needed.
+        /// Keys that are accepted, of which the Secret needs one.
         keys: String,
     },
     /// The data is not valid base64.
@@ -95,9 +95,9 @@ pub(crate) enum DiskRefusal {
     /// A disk cannot be written.
     #[error("{path} cannot be made")]
     Unwritable {
-        /// The disk.
+        /// Path of the disk.
         path: PathBuf,
-        /// The error.
+        /// Error of the operating system.
         source: io::Error,
     },
 }

@@ -1,6 +1,6 @@
-//! Volumes that already are disks.
+//! Volumes whose content already is a disk.
 //!
-//! They are raw, regardless of their content, because the guest controls the content.
+//! These disks are raw, regardless of their content, because the guest controls the content.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,18 +14,18 @@ use nix::sys::statvfs::statvfs;
 
 use super::DiskRefusal;
 
-/// Bytes left free in a volume whose disk is created here. The same amount as in KubeVirt.
+/// Number of bytes that are left free in a volume whose disk is created. KubeVirt uses the same number.
 const RESERVE: u64 = 128 * 1024;
-/// The size of a created disk is a multiple of this number of bytes. Partitions are aligned to whole mebibytes.
+/// Size unit of a created disk in bytes. Partitions are aligned to whole mebibytes.
 const ALIGNMENT: u64 = 1024 * 1024;
 
 /// Returns the disk in a volume with a file system, and its size in bytes.
 ///
-/// A missing disk is created: sparse, raw, as large as the volume's free space allows. An empty file is treated the
-/// same way, because its creation was interrupted.
+/// A missing disk is created as a sparse raw file that is as large as the volume's free space allows. An empty file is
+/// treated as missing, because its creation was interrupted.
 ///
 /// # Errors
-/// If it cannot be created, or is not a writable file.
+/// If the disk cannot be created, or is not a writable file.
 pub(crate) fn file(folder: &Path) -> Result<(PathBuf, u64), DiskRefusal> {
     let path = folder.join(DISK_FILE);
     let cannot = |error| DiskRefusal::unwritable(&path, error);
@@ -50,7 +50,7 @@ pub(crate) fn file(folder: &Path) -> Result<(PathBuf, u64), DiskRefusal> {
     Ok((path, size))
 }
 
-/// Creates a sparse file of `size` bytes, whose content will come from elsewhere.
+/// Creates a sparse file of `size` bytes, whose content a migration provides later.
 ///
 /// # Errors
 /// If the file already exists, or cannot be created.
@@ -84,7 +84,7 @@ fn room(folder: &Path, path: &Path) -> Result<u64, DiskRefusal> {
 /// Returns the size of a block volume in bytes.
 ///
 /// # Errors
-/// If it is not a block device or cannot be read.
+/// If the path is not a block device, or the device cannot be read.
 pub(crate) fn device(path: &Path) -> Result<u64, DiskRefusal> {
     let cannot = |error| DiskRefusal::unreadable(path, error);
     let mut device = File::open(path).map_err(cannot)?;

@@ -1,13 +1,13 @@
-//! Detection of an image's format by its content, and whether the image may be opened.
+//! Detects the format of an image from its content, and checks whether the image may be opened.
 //!
 //! ```text
 //! qcow2   0 "QFI\xfb"   4 version   8 backing file: offset   16 its length   24 virtual size
 //!        32 encryption  72 incompatible features   100 header length   then extensions
 //! ```
 //!
-//! The layout of qcow2 is that of QEMU's documentation (docs/interop/qcow2.txt). An image may come from any source.
-//! If its header refers to a backing file or a data file, QEMU would open that file of the pod, so the image is
-//! refused. The rest of its content is not checked here: QEMU reads it.
+//! The layout of qcow2 follows QEMU's documentation (docs/interop/qcow2.txt). An image may come from any source. If its
+//! header refers to a backing file or a data file, QEMU would open that file in the pod, so the image is refused. This
+//! module does not check the remaining content, which QEMU reads.
 
 use std::{
     fs::File,
@@ -22,13 +22,14 @@ use super::DiskRefusal;
 const QCOW2: &[u8; 4] = b"QFI\xfb";
 /// Incompatible feature: the data is in another file.
 const EXTERNAL_DATA: u64 = 1 << 2;
-/// Number of bytes of an image that are read: more than any signature and the header's fixed part.
+/// Number of bytes of an image that are read. It exceeds every signature and the fixed part of the header.
 const HEAD: u64 = 512;
-/// QEMU's sector size in bytes. Sizes are multiples of it.
+/// QEMU's sector size in bytes. Disk sizes are multiples of the sector size.
 const SECTOR: u64 = 512;
 
-/// Other formats: offset of the signature, signature, description. Read as raw, such images would be disks full of
-/// nonsense.
+/// Other formats: offset of the signature, signature, description.
+///
+/// If such an image were read as raw, its disk would have no meaningful content.
 const OTHERS: [(usize, &[u8], &str); 11] = [
     (0, b"KDMV", "a VMDK image"),
     (0, b"# Disk DescriptorFile", "a description of a VMDK image"),
@@ -48,14 +49,14 @@ const OTHERS: [(usize, &[u8], &str); 11] = [
 pub(crate) struct ImageInfo {
     /// Image format.
     pub(crate) format: DiskFormat,
-    /// Size that a guest sees, in bytes.
+    /// Size of the disk that the guest sees, in bytes.
     pub(crate) virtual_size: u64,
 }
 
 /// Detects the format and size of an image.
 ///
 /// # Errors
-/// If it cannot be read or may not be opened.
+/// If the image cannot be read or must not be opened.
 pub(crate) fn detect(path: &Path, file: &File) -> Result<ImageInfo, DiskRefusal> {
     let cannot = |error| DiskRefusal::unreadable(path, error);
     let length = file.metadata().map_err(cannot)?.len();

@@ -1,5 +1,6 @@
-//! Creation of a read-only file system with the files of a Secret or ConfigMap: ISO 9660 with the names of Rock Ridge and
-//! Joliet, as KubeVirt makes it, by xorriso.
+//! Creation of a read-only file system that contains the files of a Secret or ConfigMap.
+//!
+//! The format is ISO 9660 with the names of Rock Ridge and Joliet, as in KubeVirt. xorriso creates the file system.
 
 use std::{
     ffi::OsString,
@@ -10,8 +11,9 @@ use std::{
 
 use super::{DiskRefusal, mounted_files};
 
-/// Time that all files have, in seconds since 1970: the same files result in the same bytes. It is the beginning of 1980;
-/// xorriso takes 0 for no time.
+/// Timestamp of all files, in seconds since 1970. It is constant, so that the same files result in the same bytes.
+///
+/// The value is the beginning of 1980, because xorriso interprets 0 as no time.
 const TIME: &str = "315532800";
 
 /// Writes the files of a folder to a new file system, and returns its size in bytes.
@@ -36,7 +38,7 @@ pub(crate) fn write(path: &Path, label: &str, folder: &Path) -> Result<u64, Disk
         .env("SOURCE_DATE_EPOCH", TIME)
         .stdin(Stdio::null());
     let output = if files.is_empty() {
-        // An optional object that does not exist. xorrisofs needs a folder to copy.
+        // An optional object does not exist, so there are no files. xorrisofs needs a folder to copy.
         let empty = path.with_extension("empty");
         fs::create_dir(&empty).map_err(|error| DiskRefusal::unwritable(&empty, error))?;
         let output = command.arg(&empty).output();

@@ -10,11 +10,12 @@ use drydock_api::launcher::BackingImage;
 
 use super::DiskRefusal;
 
-/// QEMU's sector size in bytes. Sizes are multiples of it.
+/// QEMU's sector size in bytes. Disk sizes are multiples of the sector size.
 const SECTOR: u64 = 512;
 
-/// Creates a layer of `size` bytes above a read-only image. The image's format is specified, so that it is not
-/// guessed again.
+/// Creates a layer of `size` bytes on top of a read-only image.
+///
+/// The format of the image is specified, so that it is not detected again.
 ///
 /// # Errors
 /// If qemu-img fails.

@@ -1,4 +1,4 @@
-//! Disks prepared with the real qemu-img, and read by independent programs.
+//! Tests of disks that are prepared with the real qemu-img and read by independent programs.
 
 use std::{
     fs,
@@ -149,7 +149,7 @@ fn links_stay_in_the_image() {
     let link = pod.folders().image("root").join("disk/disk.img");
     symlink("/data/real.img", &link).unwrap();
     assert_eq!(Path::new(&pod.container_disk().unwrap().backing.unwrap().path), real);
-    // A file of the pod that is not in the image.
+    // The file is in the pod but not in the image.
     let outside = pod.root.path().join("outside");
     fs::write(&outside, [0; 512]).unwrap();
     for target in [outside.as_path(), "../../../outside".as_ref()] {
@@ -259,7 +259,7 @@ fn volume_disk_is_raw_regardless_of_content() {
     let volume = pod.folders().volume("root");
     fs::create_dir_all(&volume).unwrap();
     let path = volume.join("disk.img");
-    // A guest may write this to its own disk.
+    // A guest may write this content to its own disk.
     fs::write(&path, [b"QFI\xfb".as_slice(), &[0; 2044]].concat()).unwrap();
     let disk = pod.prepare(DiskSource::Filesystem {}).unwrap();
     assert_eq!(
@@ -428,7 +428,9 @@ fn config_drive_has_the_files_of_openstack() {
     );
 }
 
-/// Puts files into a folder as the kubelet mounts a Secret: each is a link into a folder that it can replace at once.
+/// Puts files into a folder as the kubelet mounts a Secret.
+///
+/// Each file is a link into a folder that the kubelet can replace atomically.
 fn mount(folder: &Path, files: &[(&str, &str)]) {
     fs::create_dir_all(folder.join("..2026")).unwrap();
     symlink("..2026", folder.join("..data")).unwrap();
@@ -477,10 +479,10 @@ fn files_of_an_object_are_on_a_labelled_file_system() {
     assert_eq!(names, ["Unattend.xml", "a.b-c_d", "unattend.xml"]);
     assert_eq!(fs::read_to_string(extracted.join("Unattend.xml")).unwrap(), content);
     assert_eq!(fs::read_to_string(extracted.join("unattend.xml")).unwrap(), "other");
-    // The target of a migration creates the same disk if the guest cannot write to it.
+    // The target of a migration creates an identical disk if the guest cannot write to it.
     assert!(fs::read(&disk.path).unwrap() == fs::read(make().1.path).unwrap());
 
-    // An optional object that does not exist.
+    // An optional object does not exist.
     let pod = Pod::new();
     fs::create_dir_all(pod.folders().secrets("root").join("files")).unwrap();
     assert_eq!(blkid(&pod.prepare(source()).unwrap().path, "LABEL"), "unattendCfg");

@@ -5,36 +5,36 @@ use nix::{sys::signal::Signal, unistd::Pid};
 
 use crate::{domain_log::DomainLog, domain_state::VirshDomainState, process_end::ProcessEnd};
 
-/// An event.
+/// An event that the lifecycle processes.
 #[derive(Clone, Debug)]
 pub(crate) enum LauncherEvent {
-    /// Time passed.
+    /// Time has passed.
     Time,
     /// The pod received SIGTERM.
     TerminationRequested,
-    /// The guest's liveness probe has failed: how often and why.
+    /// The guest's liveness probe has failed. The text contains the number of failures and the reason.
     Unhealthy(String),
-    /// The disks are prepared, or the reason why they are not.
+    /// The disks are prepared, or could not be prepared for the reason in the error.
     Prepared(Result<(), String>),
     /// libvirtd accepts connections.
     LibvirtdListens,
     /// libvirtd has ended, or could not be started.
     LibvirtdEnded(String),
-    /// The domain has a QEMU.
+    /// The domain has a QEMU with this PID.
     QemuStarted(Pid),
     /// The guest was paused for the final phase of its migration. The event for the end of its QEMU follows.
     Leaves,
-    /// A QEMU has ended: the guest's, or a QEMU that libvirt only ran to probe its capabilities.
+    /// A QEMU has ended: the guest's QEMU, or a QEMU with which libvirt probed its capabilities.
     QemuEnded(Pid, ProcessEnd),
-    /// libvirt has removed its state of the domain.
+    /// libvirt has removed the state file of the domain.
     StateRemoved,
     /// libvirt or QEMU has written to the domain's log.
     LogWritten,
-    /// libvirt's response to [`LibvirtCall::State`], or why there is none.
+    /// libvirt has responded to [`LibvirtCall::State`], or the query has failed with this error.
     StateReported(Result<VirshDomainState, String>),
-    /// libvirt has carried out another [`LibvirtCall`], or why it has not.
+    /// libvirt has executed another [`LibvirtCall`], or the call has failed with this error.
     Done(LibvirtCall, Result<(), String>),
-    /// The traces of a guest that has ended.
+    /// The traces of an ended guest have been read.
     Log(Traces),
 }
 
@@ -43,47 +43,48 @@ pub(crate) enum LauncherEvent {
 pub(crate) struct Traces {
     /// The relevant content of the domain's log.
     pub(crate) log: DomainLog,
-    /// The kernel's OOM killer has killed a process of the pod.
+    /// Whether the kernel's OOM killer has killed a process of the pod.
     pub(crate) out_of_memory: bool,
-    /// The node's tunnel has proof that the guest continues elsewhere.
+    /// Whether the node's tunnel has proof that the guest continues on another node.
     pub(crate) migrated_away: bool,
 }
 
-/// A call to libvirt. There is one at a time.
+/// A call to libvirt. At most one call is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LibvirtCall {
-    /// Query the domain's state.
+    /// Queries the state of the domain.
     State,
-    /// Press the power button.
+    /// Presses the power button.
     PowerButton,
-    /// Destroy the domain.
+    /// Destroys the domain.
     Destroy,
-    /// A call without effect, which returns once all earlier calls for the domain, from any client, are done. Only
-    /// for a domain that has ended.
+    /// A call without effect, which returns once all earlier calls for the domain, from any client, are done.
+    ///
+    /// The call is only used for a domain that has ended.
     Settled,
 }
 
-/// An action.
+/// An action that the lifecycle requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LauncherAction {
-    /// Start libvirtd.
+    /// Starts libvirtd.
     StartLibvirtd,
-    /// Kill libvirtd.
+    /// Kills libvirtd.
     KillLibvirtd,
-    /// Make libvirt probe QEMU's capabilities, so that the first guest does not have to wait for it.
+    /// Makes libvirt probe QEMU's capabilities, so that the first guest does not have to wait for the probe.
     Learn,
-    /// Make a call to libvirt.
+    /// Calls libvirt.
     Call(LibvirtCall),
-    /// Ignore the call in progress.
+    /// Abandons the call in progress.
     Abandon,
-    /// Send QEMU a signal.
+    /// Sends a signal to QEMU.
     SignalQemu(Pid, Signal),
-    /// Report that the pod is ready for its guest.
+    /// Reports that the pod is ready for its guest.
     MarkReady,
-    /// Read the domain's log; [`LauncherEvent::Log`] follows at once.
+    /// Reads the traces of the guest. [`LauncherEvent::Log`] follows at once.
     ReadLog,
-    /// Log a message.
+    /// Logs a message.
     LogMessage(String),
-    /// Exit with this ending.
+    /// Ends the process with this ending.
     End(Ending),
 }

@@ -1,4 +1,4 @@
-//! The stop of a guest by its launcher: because the pod is terminated, or because libvirtd cannot be kept running.
+//! Stopping a guest, because the pod is terminated or because libvirtd cannot be kept running.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{LauncherAction, LauncherLifecycle, LibvirtCall, Libvirtd, POLITE, PR
 use crate::ending::bounded;
 
 impl LauncherLifecycle {
-    /// Takes the next steps of a requested termination.
+    /// Executes the next steps of a requested termination.
     pub(super) fn stopping(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         let Some(mut stop) = self.stop else { return };
         match self.guest {
@@ -17,7 +17,7 @@ impl LauncherLifecycle {
             QemuState::Ended { .. } => {}
             QemuState::Runs { .. } => {
                 let passed = now.saturating_sub(stop.since);
-                // The guest started while libvirtd was being stopped to prevent that.
+                // The guest has started although libvirtd was being stopped to prevent this.
                 let too_late = matches!(self.libvirtd, Libvirtd::Off { again: None });
                 if passed >= self.grace.give_up {
                     self.forced = true;
@@ -39,14 +39,14 @@ impl LauncherLifecycle {
         }
     }
 
-    /// Returns when the pod ends in any case, if it is being terminated.
+    /// Returns the time at which the pod ends in any case, if it is being terminated.
     pub(super) fn last_instant(&self) -> Option<Duration> {
         let grace = self.stop.map(|stop| stop.since + self.grace.give_up);
         let failure = self.given_up.map(|at| at + POLITE + POLITE / 2);
         [grace, failure].into_iter().flatten().min()
     }
 
-    /// Ends without a guest, but only after libvirtd has ended, so that no guest can start any more.
+    /// Ends the pod without a guest, but only after libvirtd has ended, so that no guest can start.
     fn close(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         match self.libvirtd {
             Libvirtd::Off { .. } => {

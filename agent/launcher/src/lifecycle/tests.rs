@@ -17,13 +17,13 @@ use crate::{
 const QEMU: Pid = Pid::from_raw(40);
 const PROBE: Pid = Pid::from_raw(41);
 
-/// A launcher in a test: receives events and records the result.
+/// A launcher that receives events and records the result.
 struct Story {
     lifecycle: LauncherLifecycle,
     now: Duration,
     log: DomainLog,
     ending: Option<(GuestOutcome, String)>,
-    /// The `requested` field of the ending.
+    /// Value of the `requested` field of the ending.
     requested: Option<bool>,
     /// Whether no other client waits for libvirt's responses.
     settles: bool,
@@ -41,14 +41,14 @@ impl Story {
         }
     }
 
-    /// Returns a ready pod with a running guest.
+    /// Returns a launcher whose pod is ready and whose guest is running.
     fn running(grace_seconds: u64) -> Self {
         let mut story = Self::ready(grace_seconds);
         assert_eq!(story.handle(LauncherEvent::QemuStarted(QEMU)), []);
         story
     }
 
-    /// Returns a ready pod.
+    /// Returns a launcher whose pod is ready.
     fn ready(grace_seconds: u64) -> Self {
         let mut story = Self::new(grace_seconds);
         assert_eq!(story.handle(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
@@ -61,7 +61,9 @@ impl Story {
         story
     }
 
-    /// Processes an event and returns the actions, without log messages. Does not wait for other clients of libvirt.
+    /// Processes an event and returns the actions, without log messages.
+    ///
+    /// If `settles`, responds at once that no other client of libvirt waits.
     fn handle(&mut self, event: LauncherEvent) -> Vec<LauncherAction> {
         let mut done = Vec::new();
         for action in self.lifecycle.step(event, self.now) {
@@ -91,7 +93,7 @@ impl Story {
         self.handle(LauncherEvent::StateReported(Ok(state)))
     }
 
-    /// Advances time to the launcher's wake-up.
+    /// Advances the time to the launcher's wake-up.
     fn wakes(&mut self) -> Vec<LauncherAction> {
         self.now = self.lifecycle.wake().expect("it waits for an instant");
         self.handle(LauncherEvent::Time)
@@ -121,7 +123,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     assert_eq!(story.handle(unhealthy()), [STATE]);
     assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
     story.handle(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
-    // A repeated failure, or SIGTERM meanwhile, changes nothing.
+    // A repeated failure or a SIGTERM in the meantime changes nothing.
     assert_eq!(story.handle(unhealthy()), []);
     assert_eq!(story.handle(LauncherEvent::TerminationRequested), []);
     story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
@@ -134,7 +136,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
         "its exit code agrees with the message"
     );
 
-    // A pod that received SIGTERM first ends for that reason.
+    // A pod that receives SIGTERM first ends for that reason.
     let mut story = Story::running(30);
     story.handle(LauncherEvent::TerminationRequested);
     story.handle(unhealthy());
@@ -144,7 +146,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
 
-    // Without a guest the failure is ignored.
+    // The failure is ignored without a guest.
     let mut story = Story::ready(30);
     assert_eq!(story.handle(unhealthy()), []);
     assert!(!story.lifecycle.is_end_requested());
@@ -258,14 +260,14 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
         if leaves {
             story.handle(LauncherEvent::Leaves);
         }
-        // libvirt hangs: it does not respond at all.
+        // libvirt hangs and does not respond at all.
         assert_eq!(story.handle(LauncherEvent::QemuEnded(QEMU, how)), [STATE]);
         assert_eq!(story.outcome(), None);
         story.wakes();
         assert!(story.outcome().is_some(), "{how}");
         assert_eq!(story.now.as_secs(), seconds, "{how}, leaves: {leaves}");
     }
-    // Other calls to libvirt are not waited for very long.
+    // The launcher waits only briefly for other calls to libvirt.
     let mut story = Story::running(30);
     story.settles = false;
     story.handle(LauncherEvent::QemuEnded(QEMU, killed));
@@ -275,7 +277,7 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     );
     story.wakes();
     assert_eq!((story.outcome(), story.now.as_secs()), (Some(GuestOutcome::Crashed), 1));
-    // libvirt's report counts if it arrives.
+    // libvirt's report counts if it arrives in time.
     let mut story = Story::running(30);
     story.handle(LauncherEvent::QemuEnded(QEMU, killed));
     story.reports(off(OffReason::Migrated));
@@ -311,7 +313,7 @@ fn migration_client_gets_result_before_libvirtd_stops() {
         (story.outcome(), story.now.as_secs()),
         (Some(GuestOutcome::Migrated), 5)
     );
-    // Clients get no more responses once libvirtd is gone.
+    // Clients get no responses after the end of libvirtd.
     let mut story = moved();
     assert_eq!(
         story.handle(LauncherEvent::LibvirtdEnded("ended".into())),
@@ -335,7 +337,7 @@ fn guest_ended_before_qemu_was_seen_is_reported_as_ended() {
     assert_eq!(story.handle(LauncherEvent::StateRemoved), [STATE]);
     story.reports(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
-    // Not even libvirt's state file was seen, only the end of a QEMU.
+    // Only the end of a QEMU was seen, and not even libvirt's state file.
     let mut story = Story::ready(30);
     assert_eq!(
         story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(1))),
@@ -351,7 +353,7 @@ fn a_start_that_failed_early_is_seen_by_the_log_alone() {
     assert_eq!(story.handle(LauncherEvent::LogWritten), [STATE]);
     story.reports(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
-    // A running guest may fill its log at any rate.
+    // A running guest may write to its log at any rate.
     let mut story = Story::running(30);
     assert_eq!(story.handle(LauncherEvent::LogWritten), []);
 }
@@ -380,7 +382,7 @@ fn stale_report_does_not_end_guest_with_live_qemu() {
         [STATE]
     );
     story.handle(LauncherEvent::QemuStarted(QEMU));
-    // The response predates the start.
+    // The response describes the time before the start.
     assert_eq!(story.reports(off(OffReason::Unknown)), []);
     assert_eq!(story.wakes(), [STATE]);
     assert_eq!(story.reports(VirshDomainState::Running), []);
@@ -422,7 +424,7 @@ fn requested_shutdown_ends_as_shutdown() {
 
 #[test]
 fn power_off_before_acpi_shutdown_is_a_guest_shutdown() {
-    // Before SIGTERM, or before libvirt has confirmed that a guest is running that could react to the button.
+    // The guest ends before SIGTERM, or before libvirt has confirmed that a running guest could react to the button.
     for terminated_first in [false, true] {
         let mut story = Story::running(30);
         if terminated_first {
@@ -463,7 +465,7 @@ fn without_a_grace_period_the_guest_is_destroyed_at_once() {
 
 #[test]
 fn a_destroy_that_does_not_succeed_is_done_by_hand() {
-    // libvirt refuses.
+    // libvirt refuses to destroy the guest.
     let mut story = Story::running(0);
     story.handle(LauncherEvent::TerminationRequested);
     let refused = LauncherEvent::Done(LibvirtCall::Destroy, Err("no".into()));
@@ -475,7 +477,7 @@ fn a_destroy_that_does_not_succeed_is_done_by_hand() {
     let mut story = Story::running(0);
     story.handle(LauncherEvent::TerminationRequested);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
-    // Even that has no effect.
+    // Killing QEMU has no effect either.
     story.wakes();
     assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
@@ -484,7 +486,7 @@ fn a_destroy_that_does_not_succeed_is_done_by_hand() {
 fn a_question_in_flight_does_not_delay_destroying() {
     let mut story = Story::running(10);
     assert_eq!(story.handle(LauncherEvent::TerminationRequested), [STATE]);
-    // virsh hangs. The second press is due, but no call can be made.
+    // virsh hangs. The second press is due, but no call is possible.
     assert_eq!(story.wakes(), []);
     assert_eq!(story.wakes(), [LauncherAction::Abandon, DESTROY]);
     assert_eq!(story.now.as_secs(), 8);
@@ -565,7 +567,7 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
         }
     }
     assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000]);
-    // SIGTERM first, so that QEMU can flush its buffers.
+    // SIGTERM is sent first, so that QEMU can flush its buffers.
     assert_eq!(steps, [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
     story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));

@@ -1,7 +1,7 @@
 //! A single probe: a connection to a port, and its result.
 //!
-//! passt accepts each connection, and closes it once the guest has refused it. So a TCP probe keeps the connection
-//! open for a moment: as long as it stays open, the guest has not refused it.
+//! passt accepts each connection, and closes it once the guest has refused it. A TCP probe therefore keeps the
+//! connection open for a moment: the guest has not refused a connection that stays open.
 
 use std::{
     fmt::Write as _,
@@ -28,10 +28,10 @@ const REFUSES_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum length of a response's status line in bytes.
 const STATUS_LINE: u64 = 1024;
 
-/// Carries out a probe. `guest` is the pod's address, on which passt accepts connections for the guest.
+/// Executes a probe. `guest` is the address of the pod, on which passt accepts connections for the guest.
 ///
 /// # Errors
-/// Returns a readable description of the failure.
+/// If the probe fails, with a human-readable description of the failure.
 pub(super) fn measure(action: &ProbeAction, guest: Option<IpAddr>, timeout: Duration) -> Result<(), String> {
     let time_limit = TimeLimit::new(timeout);
     match action {
@@ -95,7 +95,7 @@ fn tcp(
             "the connection was ended before anything was sent",
         )),
         Ok(_) => Ok(()),
-        // The guest has accepted the connection and waits for the client.
+        // The guest has accepted the connection and waits for data from the client.
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
         Err(error) => Err(error),
     }
@@ -128,8 +128,9 @@ impl HttpRequest<'_> {
         }
     }
 
-    /// Returns the text of the request. As in the kubelet, a header of the manifest replaces a default header of the
-    /// same name.
+    /// Returns the text of the request.
+    ///
+    /// As in the kubelet, a header of the manifest replaces a default header with the same name.
     fn text(&self, address: SocketAddr) -> String {
         let has = |name: &str| self.headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
         let mut text = format!("GET {} HTTP/1.1\r\n", escaped(self.path));
@@ -195,7 +196,7 @@ fn address(host: Option<&str>, port: u16, guest: Option<IpAddr>) -> io::Result<S
     }
 }
 
-/// Connects; the returned stream is non-blocking.
+/// Connects to an address. The returned stream is non-blocking.
 fn open(address: SocketAddr, time_limit: &mut TimeLimit) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet
@@ -223,9 +224,9 @@ mod tests {
     use super::*;
 
     const HERE: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
-    /// Time limit for events that certainly happen.
+    /// Time limit for events that certainly occur.
     const LONG: Duration = Duration::from_secs(60);
-    /// Time limit for events that never happen.
+    /// Time limit for events that never occur.
     const SHORT: Duration = Duration::from_millis(200);
 
     fn listener() -> (TcpListener, u16) {
@@ -238,7 +239,7 @@ mod tests {
     fn tcp_probe_succeeds_when_kept_open_or_written_to() {
         let (listener, port) = listener();
         let probe = |timeout| measure(&ProbeAction::Tcp { host: None, port }, HERE, timeout);
-        // The connection has neither been accepted nor refused yet.
+        // The server has neither accepted nor refused the connection yet.
         probe(SHORT).unwrap();
         drop(listener.accept().unwrap());
         let server = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! When to probe the guest, and how to evaluate the results.
+//! Schedule of the guest's probes, and evaluation of their results.
 //!
 //! ```text
 //!            guest may be probed          due                 result
@@ -16,15 +16,17 @@ use crate::guest_activity::GuestActivity;
 /// The purpose of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProbeKind {
-    /// The guest is stopped when the probe fails.
+    /// The guest is stopped when the probe has failed.
     Liveness,
     /// Services do not route traffic to the guest while the probe fails.
     Readiness,
 }
 
 impl ProbeKind {
-    /// Returns whether to probe a guest with this activity. A paused guest cannot respond. During a migration it may
-    /// be throttled to any degree, which is no reason to stop it, but its readiness still matters.
+    /// Returns whether to probe a guest with this activity.
+    ///
+    /// A paused guest cannot respond. During a migration, the guest may be throttled to any degree. This is no reason
+    /// to stop it, but its readiness still matters.
     fn may_probe(self, activity: GuestActivity) -> bool {
         match activity {
             GuestActivity::Absent | GuestActivity::Still | GuestActivity::Leaving => false,
@@ -73,10 +75,10 @@ pub(crate) struct Schedule {
     kind: ProbeKind,
     probe: GuestProbe,
     activity: GuestActivity,
-    /// When the next probe is due; `None` until the guest runs here.
+    /// Time of the next probe; `None` until the guest runs in this pod.
     next: Option<Duration>,
     probing: bool,
-    /// Whether the guest was paused since the current probe was started.
+    /// Whether the guest was paused after the start of the current probe, which makes its result void.
     void: bool,
     successes: u32,
     failures: u32,
@@ -84,7 +86,7 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates the schedule for a guest that has not been seen yet.
+    /// Creates the schedule for a guest that has not been observed yet.
     pub(crate) fn new(kind: ProbeKind, probe: GuestProbe) -> Self {
         Self {
             kind,
@@ -109,7 +111,7 @@ impl Schedule {
         &self.probe
     }
 
-    /// Updates the guest's current activity.
+    /// Records the current activity of the guest.
     pub(crate) fn observe(&mut self, activity: GuestActivity, now: Duration) {
         self.activity = activity;
         if !self.kind.may_probe(activity) {
@@ -121,7 +123,7 @@ impl Schedule {
         }
     }
 
-    /// Returns whether to start a probe now. If so, it counts as running until [`Self::result`].
+    /// Returns whether to start a probe now. If so, the probe counts as running until [`Self::result`].
     pub(crate) fn begins(&mut self, now: Duration) -> bool {
         let due = self.wake().is_some_and(|next| next <= now);
         if due {
@@ -131,8 +133,8 @@ impl Schedule {
         due
     }
 
-    /// Records the result of the running probe; `None` if the probe could not be carried out. Returns the verdict if
-    /// it has changed.
+    /// Records the result of the running probe; `None` if the probe could not be executed. Returns the verdict if it
+    /// has changed.
     pub(crate) fn result(&mut self, result: Option<Result<(), String>>) -> Option<ProbeVerdict> {
         self.probing = false;
         if std::mem::take(&mut self.void) {
@@ -163,7 +165,7 @@ impl Schedule {
         }
     }
 
-    /// Returns when to call [`Self::begins`].
+    /// Returns the time at which [`Self::begins`] will start a probe; `None` if no probe is scheduled.
     pub(crate) fn wake(&self) -> Option<Duration> {
         self.next
             .filter(|_| !self.probing && self.kind.may_probe(self.activity))
@@ -203,7 +205,7 @@ mod tests {
         Some(ProbeVerdict::Fails { times, why })
     }
 
-    /// Carries out the next probe with this result.
+    /// Executes the next probe with this result.
     fn next(schedule: &mut Schedule, result: Option<Result<(), String>>) -> Option<ProbeVerdict> {
         let now = schedule.wake().expect("one is due");
         assert!(schedule.begins(now));
@@ -215,7 +217,7 @@ mod tests {
     fn probe_waits_for_guest_then_delay_then_period() {
         for kind in [ProbeKind::Liveness, ProbeKind::Readiness] {
             let mut schedule = schedule(kind);
-            // The target of a migration, for its whole duration.
+            // The guest arrives by migration, with these activities in sequence.
             for activity in [Absent, Still, Leaving] {
                 schedule.observe(activity, at(1));
                 assert_eq!(schedule.wake(), None, "{activity:?}");
@@ -243,7 +245,7 @@ mod tests {
             (ok(), None),
             (refused(), None),
             (refused(), None),
-            // The probe was not carried out.
+            // The probe could not be executed.
             (None, None),
             (refused(), fails(3)),
             (refused(), None),
@@ -289,7 +291,7 @@ mod tests {
             assert_eq!(schedule.wake().is_some(), probed, "{kind:?}");
             schedule.observe(Still, at(40));
             assert_eq!(schedule.wake(), None, "{kind:?}");
-            // The guest did not migrate after all.
+            // The guest has not migrated and continues to run.
             schedule.observe(Running, at(50));
             assert_eq!(schedule.wake(), Some(at(30)), "{kind:?}");
         }

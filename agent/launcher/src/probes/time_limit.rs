@@ -1,8 +1,8 @@
-//! The time limit for a guest's response, which only counts time in which this process itself was scheduled.
+//! Time limit for a guest's response. The limit counts only time in which this process itself was scheduled.
 //!
-//! On a busy node this process may sleep far longer than intended, and the guest, in the same control group, gets as
-//! little CPU time meanwhile. So a wait consists of short parts, and each part counts for no more than its intended
-//! duration:
+//! On a busy node, this process may sleep far longer than intended. The guest, in the same control group, gets as
+//! little CPU time in the same period. A wait therefore consists of short parts, and each part counts for no more than
+//! its intended duration:
 //!
 //! ```text
 //!  wanted      100 ms     100 ms     100 ms
@@ -23,10 +23,10 @@ use nix::{
 
 /// Maximum length of one part of a wait.
 const PART: Duration = Duration::from_millis(100);
-/// Minimum length of a part: the precision of `poll(2)`.
+/// Minimum length of a part, which is the precision of `poll(2)`.
 const MIN_COUNTED_TIME: Duration = Duration::from_millis(1);
 
-/// The remaining time.
+/// Remaining time of the limit.
 #[derive(Debug)]
 pub(super) struct TimeLimit {
     left: Duration,
@@ -41,7 +41,7 @@ impl TimeLimit {
     /// Waits until `fd` is ready.
     ///
     /// # Errors
-    /// `TimedOut` if it is not ready in time; otherwise the kernel's error.
+    /// `TimedOut` if `fd` is not ready in time; otherwise the kernel's error.
     pub(super) fn wait(&mut self, fd: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
         self.wait_by(|part| {
             let timeout = PollTimeout::try_from(part).unwrap_or(PollTimeout::MAX);
@@ -53,14 +53,14 @@ impl TimeLimit {
         })
     }
 
-    /// Like [`Self::wait`], but calls `wait` for each part. It returns whether the wait is over.
+    /// Waits like [`Self::wait`], but calls `wait` for each part. `wait` returns whether the wait is over.
     fn wait_by(&mut self, mut wait: impl FnMut(Duration) -> io::Result<bool>) -> io::Result<()> {
         while !self.left.is_zero() {
             let part = self.left.clamp(MIN_COUNTED_TIME, PART);
             let begun = Instant::now();
             let ready = wait(part)?;
             let counts = begun.elapsed().min(part);
-            // A part interrupted by a signal counts for its actual duration, and for at least `LEAST`.
+            // A part that a signal interrupts counts for its actual duration, but at least for `MIN_COUNTED_TIME`.
             self.left = self
                 .left
                 .saturating_sub(if ready { counts } else { counts.max(MIN_COUNTED_TIME) });
@@ -72,12 +72,12 @@ impl TimeLimit {
     }
 }
 
-/// A connection whose reads and writes block until the time limit is used up.
+/// A connection whose reads and writes block until the time limit has expired.
 #[derive(Debug)]
 pub(super) struct LimitedStream<'a> {
     /// The non-blocking stream.
     pub(super) stream: &'a TcpStream,
-    /// The common limit of all reads and writes.
+    /// Common time limit of all reads and writes.
     pub(super) time_limit: &'a mut TimeLimit,
 }
 
@@ -123,7 +123,7 @@ mod tests {
         let mut parts = Vec::new();
         let timed_out = time_limit.wait_by(|part| {
             parts.push(part);
-            // The node is busy: the wait returns late.
+            // The node is busy, so the wait returns late.
             thread::sleep(part * 3);
             Ok(false)
         });

@@ -1,5 +1,7 @@
-//! TLS for probes. Like the kubelet, it accepts any certificate: a probe only checks whether a server responds, and
-//! sends nothing confidential.
+//! TLS for probes.
+//!
+//! As in the kubelet, any certificate is accepted: a probe only checks whether a server responds, and sends no
+//! confidential data.
 
 use std::{io, net::IpAddr, sync::Arc};
 
@@ -28,7 +30,7 @@ pub(super) fn session(host: Option<&str>, address: IpAddr) -> io::Result<ClientC
     ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)
 }
 
-/// Accepts any certificate whose private key the server has.
+/// Verifier that accepts any certificate whose private key the server has.
 #[derive(Debug)]
 struct Any(Arc<CryptoProvider>);
 

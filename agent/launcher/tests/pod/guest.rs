@@ -1,7 +1,9 @@
-//! A guest that fits in a boot sector: it writes to its serial port, ticks, and reacts to its power button. So it
-//! needs no kernel and boots in half a second without KVM.
+//! A guest that fits in a boot sector.
+//!
+//! The guest writes to its serial port, prints ticks, and reacts to its power button. The guest needs no kernel and
+//! boots in half a second without KVM.
 
-/// Its machine code, loaded at 0x7c00, followed by its texts: `tick`, `bye`, and the greeting.
+/// Machine code of the guest, loaded at 0x7c00. The texts follow: `tick`, `bye`, and the greeting.
 #[rustfmt::skip]
 const CODE: [u8; 79] = [
     0x31, 0xc0,             // 00       xor ax, ax
@@ -42,19 +44,19 @@ const CODE: [u8; 79] = [
     0xeb, 0xe9,             // 4c       jmp PRINT
     0xc3,                   // 4e DONE: ret
 ];
-/// Offset of the mask of enabled events in the code.
+/// Offset in the code of the mask of enabled events.
 const EVENTS: usize = 0x0f;
 
-/// The behaviour of a guest.
+/// Behaviour of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manners {
-    /// The greeting, printed first.
+    /// Greeting that the guest prints first.
     pub(crate) hello: &'static str,
-    /// Whether it reacts to its power button.
+    /// Whether the guest reacts to its power button.
     pub(crate) reads_console: bool,
 }
 
-/// Returns the guest's disk.
+/// Returns the disk of the guest.
 pub(crate) fn disk(manners: Manners) -> Vec<u8> {
     let mut code = CODE;
     if !manners.reads_console {

@@ -1,4 +1,4 @@
-//! A launcher with folders of its own, like in a pod, and the operations of an agent.
+//! A launcher with its own folders, like in a pod, and the operations of an agent.
 
 use std::{
     ffi::OsString,
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use super::guest::{Manners, disk};
 
-/// Time limit for every wait; a test that waits longer has failed.
+/// Time limit for every wait. A test that waits longer has failed.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A launcher and its folders.
@@ -29,11 +29,11 @@ pub(crate) struct Sandbox {
     root: TempDir,
     launcher: Child,
     lines: Receiver<String>,
-    /// All lines read so far.
+    /// Lines that were read so far.
     pub(crate) seen: Vec<String>,
 }
 
-/// Returns the user for the launcher. libvirt has sessions for all users but root.
+/// Returns the user that runs the launcher. libvirt has sessions for all users except root.
 fn unprivileged() -> Option<User> {
     geteuid()
         .is_root()
@@ -47,7 +47,7 @@ fn give_away(path: &Path) {
 }
 
 impl Sandbox {
-    /// Starts a launcher for a guest with this behaviour, booted from a containerDisk.
+    /// Starts a launcher for a guest with this behaviour that boots from a containerDisk.
     pub(crate) fn start(manners: Manners, grace_period_seconds: u64) -> Self {
         Self::start_with(&disk(manners), grace_period_seconds)
     }
@@ -57,12 +57,12 @@ impl Sandbox {
         Self::start_on(&[], image, grace_period_seconds)
     }
 
-    /// Starts a launcher on a node with these QEMU capabilities: file names and contents.
+    /// Starts a launcher on a node with these QEMU capabilities, given as file names and contents.
     pub(crate) fn start_on(known: &[(OsString, Vec<u8>)], image: &[u8], grace_period_seconds: u64) -> Self {
         Self::start_probing(GuestProbes::default(), known, image, grace_period_seconds)
     }
 
-    /// Like [`Self::start_on`], with probes of its guest.
+    /// Starts a launcher like [`Self::start_on`], with probes of its guest.
     pub(crate) fn start_probing(
         probes: GuestProbes,
         known: &[(OsString, Vec<u8>)],
@@ -94,10 +94,10 @@ impl Sandbox {
             }],
             probes,
         };
-        // Copied, because not every user may access the build folder.
+        // The program is copied, because not every user may access the build folder.
         let program = root.path().join("drydock-launcher");
-        // Copied by another process, because a child of another test would inherit a descriptor that is open for
-        // writing.
+        // Another process copies the program, because a child of another test would inherit a descriptor that is open
+        // for writing.
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_drydock-launcher"))
             .arg(&program)
@@ -133,7 +133,7 @@ impl Sandbox {
         self.root.path().join(path)
     }
 
-    /// Waits for a line that contains this text, skipping earlier lines.
+    /// Waits for a line that contains this text, and skips earlier lines.
     pub(crate) fn expect(&mut self, text: &str) -> String {
         let until = Instant::now() + TEST_TIMEOUT;
         loop {
@@ -160,7 +160,7 @@ impl Sandbox {
         serde_json::from_slice(&fs::read(self.path("run/drydock/ready.json")).unwrap()).unwrap()
     }
 
-    /// Defines the domain once the pod is ready, like an agent.
+    /// Defines the domain once the pod is ready, as an agent does.
     pub(crate) fn define(&mut self) {
         let ready = self.ready();
         let disk = &ready.disks[0];
@@ -185,14 +185,14 @@ impl Sandbox {
         self.virsh(&["define", file.to_str().unwrap()]);
     }
 
-    /// Defines and starts the domain, and waits until the guest runs.
+    /// Defines and starts the domain, and waits until the guest is running.
     pub(crate) fn boot(&mut self) {
         self.define();
         self.virsh(&["start", "default_vm1"]);
         self.expect("guest: tick");
     }
 
-    /// Runs virsh with this pod's libvirt.
+    /// Runs virsh with this pod's libvirt. Panics if virsh fails.
     pub(crate) fn virsh(&self, arguments: &[&str]) -> String {
         let output = self.try_virsh(arguments);
         assert!(
@@ -203,7 +203,7 @@ impl Sandbox {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Like [`Self::virsh`], but may fail.
+    /// Runs virsh with this pod's libvirt, and returns its output even if it fails.
     pub(crate) fn try_virsh(&self, arguments: &[&str]) -> Output {
         Command::new("virsh")
             .args(["--quiet", "--connect", &self.uri()])
@@ -245,7 +245,7 @@ impl Sandbox {
         kill(self.child(name), Signal::SIGKILL).unwrap();
     }
 
-    /// Waits until the launcher exits, and returns the guest's ending and the exit code.
+    /// Waits until the launcher exits. Returns the guest's ending and the exit code.
     pub(crate) fn ended(&mut self) -> (Ending, i32) {
         while let Ok(line) = self.lines.recv_timeout(TEST_TIMEOUT) {
             self.seen.push(line);
@@ -258,7 +258,7 @@ impl Sandbox {
 }
 
 impl Drop for Sandbox {
-    /// Leaves nothing running if a test has failed: the launcher's leftovers are recognised by their folder.
+    /// Kills all remaining processes if a test has failed. The launcher's processes are recognised by their folder.
     fn drop(&mut self) {
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
@@ -287,7 +287,7 @@ fn contains(all: &[u8], part: &[u8]) -> bool {
 fn read_lines(from: impl Read + Send + 'static, to: Sender<String>) {
     thread::spawn(move || {
         for line in BufReader::new(from).lines() {
-            // The test no longer receives lines once it has what it needs.
+            // The test stops receiving lines once it has the lines that it needs.
             let Ok(line) = line else { return };
             if to.send(line).is_err() {
                 return;

@@ -1,4 +1,4 @@
-//! Registrations that the kubelet refuses, or whose response does not arrive.
+//! Tests with registrations that the kubelet refuses, or whose response is lost.
 
 use super::*;
 

@@ -11,7 +11,7 @@ use crate::failing_write::FailingWrite;
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
-/// Returns a pod whose gate is open, closed, or was never set.
+/// Returns a pod whose gate is open or closed, or was never set.
 fn pod(version: u64, gate: Option<bool>) -> Pod {
     let gate = gate.map(|open| PodCondition {
         type_: GUEST_RUNNING.into(),
@@ -39,7 +39,7 @@ fn pod(version: u64, gate: Option<bool>) -> Pod {
     }
 }
 
-/// Creates the gates of one pod, as the watch shows it, with a fake API server.
+/// Creates the gates of one pod that the watch shows, with a fake API server.
 fn gates(shown: Pod) -> (Gates, ApiServer) {
     let (client, server) = api_server();
     (
@@ -48,7 +48,7 @@ fn gates(shown: Pod) -> (Gates, ApiServer) {
     )
 }
 
-/// Returns the gate's status in the next request, and responds with the pod as it is then, or with an error.
+/// Receives the next request, responds with the pod or an error, and returns the requested status of the gate.
 async fn responded(server: &mut ApiServer, response: Result<Pod, (u16, &str)>) -> String {
     let request = server.next_request().await;
     assert_eq!(request.method, Method::PATCH);
@@ -63,7 +63,7 @@ async fn responded(server: &mut ApiServer, response: Result<Pod, (u16, &str)>) -
     wanted["status"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Fails if there is a request to the API server meanwhile.
+/// Waits for `work`. Panics if the API server receives a request in the meantime.
 async fn without_requests<T>(server: &mut ApiServer, work: impl Future<Output = T>) -> T {
     let work = std::pin::pin!(work);
     tokio::select! {
@@ -92,14 +92,14 @@ async fn write_counts_until_the_watch_catches_up() {
     let (set, wanted) = tokio::join!(gates.set(UID, true), responded(&mut server, Ok(pod(7, Some(true)))));
     set.expect("it is opened");
     assert_eq!(wanted, "True");
-    // The watch still shows it as closed.
+    // The watch still shows the gate as closed.
     without_requests(&mut server, gates.set(UID, true))
         .await
         .expect("it is open");
     let (set, wanted) = tokio::join!(gates.set(UID, false), responded(&mut server, Ok(pod(8, Some(false)))));
     set.expect("it is shut");
     assert_eq!(wanted, "False");
-    // Another client has opened it since.
+    // Another client has opened the gate in the meantime.
     let gates = Gates {
         pods: gates.pods.showing([pod(9, Some(true))]),
         ..gates

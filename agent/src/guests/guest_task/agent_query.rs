@@ -1,4 +1,4 @@
-//! Queries the guest agent when its channel has connected, when it may have new information, and again after it did not
+//! Queries the guest agent when its channel connects, when it may have new information, and again if it did not
 //! respond.
 
 use std::time::Duration;
@@ -13,11 +13,13 @@ use drydock_runtime::{Backoff, clock};
 
 use super::{ConnectedGuest, GuestTask, facts};
 
-/// Delay before an agent that did not respond is queried again: first and maximum. A guest that starts on a busy node
-/// responds later; each query takes as long as libvirt waits for it.
+/// Minimum and maximum delay before an unresponsive agent is queried again.
+///
+/// The agent of a guest that starts on a busy node responds later. Each query takes as long as libvirt waits for the
+/// response.
 const RETRY: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
-/// When the guest agent is queried.
+/// Schedule of queries to the guest agent.
 #[derive(Default)]
 pub(super) struct AgentQuery {
     is_due: bool,
@@ -26,7 +28,7 @@ pub(super) struct AgentQuery {
 }
 
 impl AgentQuery {
-    /// Takes in whether the agent's channel is connected, or that it may have new information.
+    /// Records whether the agent's channel is connected. A connected agent may have new information.
     pub(super) fn channel_is(&mut self, connected: bool) {
         *self = Self {
             is_due: connected,
@@ -34,12 +36,12 @@ impl AgentQuery {
         };
     }
 
-    /// Returns when to query again.
+    /// Returns the time of the next retry, if any.
     pub(super) fn retry(&self) -> Option<clock::Instant> {
         self.retry
     }
 
-    /// Returns whether to query now, and counts that as done.
+    /// Returns whether a query is due now, and marks it as done.
     fn begin(&mut self, now: clock::Instant) -> bool {
         let retried = self.retry.take_if(|at| *at <= now).is_some();
         std::mem::take(&mut self.is_due) || retried
@@ -52,14 +54,14 @@ impl AgentQuery {
 }
 
 impl GuestTask {
-    /// Queries the agent of a running guest, if that is due. A missing agent is no error, and only a query reveals it.
+    /// Queries the agent of a running guest if a query is due. A missing agent is no error: only a query reveals it.
     pub(super) async fn query_agent(&self, handle: &DomainHandle, known: &mut ConnectedGuest) {
         if !known.agent_query.begin(clock::Instant::now()) {
             return;
         }
         known.agent = match handle.guest_info().await {
             Ok(info) => Some(facts::guest_agent(info, self.inquire(handle, known).await)),
-            // It has replied that it does not do this now.
+            // The agent has responded that it cannot do this now.
             Err(CallError::Refused(_)) => {
                 self.inquire(handle, known).await;
                 Some(
@@ -70,7 +72,7 @@ impl GuestTask {
                         .unwrap_or_default(),
                 )
             }
-            // libvirt emits no event when it responds again.
+            // libvirt emits no event when the agent responds again.
             Err(CallError::AgentUnresponsive(_)) => {
                 known.agent_query.no_response(clock::Instant::now());
                 None
@@ -79,8 +81,10 @@ impl GuestTask {
         };
     }
 
-    /// Reads from the guest agent whether it has the commands that KubeVirt requires and, if the file systems are recorded
-    /// as frozen, whether they still are.
+    /// Queries two properties of the guest agent.
+    ///
+    /// The properties are whether the agent has the commands that KubeVirt requires and, if the file systems are
+    /// recorded as frozen, whether they still are.
     async fn inquire(&self, handle: &DomainHandle, known: &mut ConnectedGuest) -> Option<bool> {
         let instance = self.instance();
         let frozen = instance.status.as_ref().is_some_and(freeze::is_frozen);

@@ -1,5 +1,5 @@
-//! Lets the guest's agent set the access credentials of the manifest. [`drydock_core::access_credentials`] returns the
-//! commands for that.
+//! Lets the guest agent set the access credentials of the manifest. [`drydock_core::access_credentials`] returns the
+//! commands.
 //!
 //! ```text
 //!  agent connected, Secret changed ─▶ read ─▶ commands ─▶ all succeeded ─▶ AccessCredentialsSynchronized
@@ -25,30 +25,30 @@ use tracing::{info, warn};
 
 use super::{ConnectedGuest, GuestTask, publish_event};
 
-/// Delay before a failed attempt to set credentials is repeated: first and maximum. For example, the guest's user may
+/// Minimum and maximum delay before a failed attempt to set credentials is repeated. For example, the guest's user may
 /// not exist yet.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
-/// KubeVirt's message.
+/// KubeVirt's message for a guest agent that is not connected.
 const OFFLINE: &str = "Guest agent is offline";
 
-/// The credentials that the guest's agent sets.
+/// Credentials that the guest agent sets.
 #[derive(Default)]
 pub(super) struct Credentials {
     secrets: Vec<(String, PodSecret)>,
-    /// The content that the guest has, if all commands have succeeded.
+    /// Content of the Secrets that the guest has, if all commands have succeeded.
     set: Option<Secrets>,
-    /// The content for which commands have failed, and when they are tried again.
+    /// Content of the Secrets for which commands have failed, and the time of the next attempt.
     failed: Option<(Secrets, clock::Instant)>,
     backoff: Option<Backoff>,
-    /// The last result.
+    /// Result of the last attempt.
     result: Option<Result<(), String>>,
 }
 
 impl Credentials {
-    /// Returns the credentials of a guest in this pod. None of them counts as set yet.
+    /// Returns the credentials of a guest in this pod. None of them is set yet.
     ///
     /// # Errors
-    /// If Kubernetes does not allow the UID.
+    /// If the UID is not a valid Kubernetes UID.
     pub(super) fn of(kubelet: &Path, pod_uid: &str, spec: &VirtualMachineInstanceSpec) -> Result<Self, FolderError> {
         let volumes = credential_volumes(spec).into_iter();
         let secrets = volumes.map(|(secret, volume)| Ok((secret, PodSecret::new(kubelet, pod_uid, &volume)?)));
@@ -61,7 +61,7 @@ impl Credentials {
         })
     }
 
-    /// Watches the Secrets.
+    /// Watches the folders of the Secrets.
     ///
     /// # Errors
     /// If the kubelet's folder cannot be watched.
@@ -69,17 +69,17 @@ impl Credentials {
         self.secrets.iter().map(|(_, secret)| secret.watch()).collect()
     }
 
-    /// Returns whether the credentials are set, and if not, why; `None` if there are none.
+    /// Returns whether the credentials are set, or the reason why not; `None` if there are no credentials.
     pub(super) fn result(&self) -> Option<Result<(), String>> {
         self.result.clone()
     }
 
-    /// Returns when to try again what has failed.
+    /// Returns the time at which a failed attempt is repeated.
     pub(super) fn retry(&self) -> Option<clock::Instant> {
         self.failed.as_ref().map(|(_, at)| *at)
     }
 
-    /// Discards the known state, so that the credentials are set again: the guest or its agent has changed.
+    /// Discards the known state because the guest or its agent has changed, so that the credentials are set again.
     pub(super) fn forget(&mut self) {
         self.set = None;
         self.failed = None;
@@ -99,8 +99,9 @@ impl Credentials {
         files.collect()
     }
 
-    /// Sets the credentials if the guest does not have them as far as known. Returns the result if it has to be
-    /// published: the credentials were set, or the reason for the failure has changed.
+    /// Sets the credentials unless the guest is known to have them.
+    ///
+    /// Returns the result if it must be published: the credentials were set, or the reason for the failure has changed.
     async fn synchronize(
         &mut self,
         handle: &DomainHandle,
@@ -135,7 +136,7 @@ impl Credentials {
         (result.is_ok() || before.as_ref() != Some(&result)).then_some(result)
     }
 
-    /// Returns whether the same content has failed and is not due again.
+    /// Returns whether the same content has failed before and its next attempt is not due yet.
     fn waits(&self, secrets: &Secrets) -> bool {
         let failed = self.failed.as_ref();
         failed.is_some_and(|(content, at)| content == secrets && clock::Instant::now() < *at)
@@ -143,9 +144,9 @@ impl Credentials {
 }
 
 impl GuestTask {
-    /// Sets the credentials if the guest does not have them as far as known, and publishes the result.
+    /// Sets the credentials unless the guest is known to have them, and publishes the result.
     pub(super) async fn synchronize_credentials(&self, handle: &DomainHandle, known: &mut ConnectedGuest) {
-        // The clone of the whole instance is only needed where there are credentials.
+        // The clone of the whole VMI is only needed if there are credentials.
         if known.credentials.secrets.is_empty() {
             return;
         }
@@ -171,8 +172,9 @@ impl GuestTask {
     }
 }
 
-/// Sends all commands and returns the first error. A refused command does not stop the following ones; any other error
-/// does.
+/// Sends all commands and returns the first error.
+///
+/// After a refused command, the following commands are still sent. After any other error, no more commands are sent.
 async fn set_all(handle: &DomainHandle, spec: &VirtualMachineInstanceSpec, secrets: &Secrets) -> Result<(), String> {
     let mut first = None;
     for command in access_credentials::commands(spec, secrets)? {
@@ -186,7 +188,7 @@ async fn set_all(handle: &DomainHandle, spec: &VirtualMachineInstanceSpec, secre
     first.map_or(Ok(()), Err)
 }
 
-/// Waits until a Secret may have changed; for ever if there is none.
+/// Waits until a Secret may have changed, or forever if there is no Secret.
 pub(super) async fn changed(watched: &[WatchedPath]) {
     if watched.is_empty() {
         return std::future::pending().await;
@@ -204,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    /// A kubelet's folder with a pod's Secret, removed at the end of the test.
+    /// A kubelet's folder with the Secret of a pod. It is removed at the end of the test.
     struct Kubelet {
         root: PathBuf,
         versions: u32,
@@ -252,12 +254,12 @@ mod tests {
         handle
     }
 
-    /// Ends the pause before the next try: libvirt's thread goes by the real clock.
+    /// Makes the next attempt due at once, because libvirt's thread uses the real clock.
     fn make_due(credentials: &mut Credentials) {
         credentials.failed.as_mut().unwrap().1 = clock::Instant::now();
     }
 
-    /// Returns the passwords that the agent was sent, in base64.
+    /// Returns the passwords that were sent to the agent, in base64.
     fn sent(libvirt: &FakeLibvirt) -> Vec<String> {
         let commands = libvirt.agent_commands().into_iter();
         commands
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(sent(&libvirt), ["b25l"]);
         kubelet.publish("two");
         assert_eq!(credentials.synchronize(&handle, &spec(), true).await, Some(Ok(())));
-        // Another agent: the guest may have no credentials yet.
+        // The guest agent has changed, so the guest may not have the credentials yet.
         credentials.forget();
         assert_eq!(credentials.synchronize(&handle, &spec(), true).await, Some(Ok(())));
         assert_eq!(sent(&libvirt), ["b25l", "dHdv", "dHdv"]);
@@ -313,7 +315,7 @@ mod tests {
             .unwrap()
             .unwrap_err();
         assert!(refused.starts_with("setting the password of root failed"), "{refused}");
-        // It is not due yet.
+        // The next attempt is not due yet.
         assert_eq!(credentials.synchronize(&handle, &spec(), true).await, None);
         make_due(&mut credentials);
         libvirt.refuse_next(refusal());

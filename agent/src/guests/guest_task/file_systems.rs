@@ -1,4 +1,4 @@
-//! Freezes and thaws the file systems of a guest. How the state is recorded is in [`drydock_core::guest::freeze`].
+//! Freezes and thaws the file systems of a guest. [`drydock_core::guest::freeze`] defines how the state is recorded.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::{ConnectedGuest, GuestTask, publish_event, status_report};
 use crate::guests::commands::{FileSystems, failed};
 
-/// Pause before a thaw that has failed is tried again.
+/// Pause before a failed thaw is retried.
 const THAW_AGAIN: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to write a record that conflicts with other writes.
 const ATTEMPTS: u32 = 5;
@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 5;
 const SHOWN_AFTER: Duration = Duration::from_secs(2);
 
 impl GuestTask {
-    /// Carries out a user's request.
+    /// Executes the request of a user.
     pub(super) async fn change_file_systems(
         &mut self,
         handle: &DomainHandle,
@@ -42,8 +42,8 @@ impl GuestTask {
         }
     }
 
-    /// Freezes the file systems, and thaws them again if that fails. File systems that are already frozen are left
-    /// unchanged, as in KubeVirt.
+    /// Freezes the file systems, and thaws them again if the freeze fails. File systems that are already frozen are
+    /// left unchanged, as in KubeVirt.
     async fn freeze(
         &mut self,
         handle: &DomainHandle,
@@ -64,7 +64,7 @@ impl GuestTask {
         let Err(error) = handle.freeze().await else {
             return Ok(());
         };
-        // Some of them may be frozen, now or soon. If this fails too, the thaw is due from now on until it succeeds.
+        // Some file systems may be frozen, now or soon. If the thaw fails too, it is due from now on until it succeeds.
         if let Err(refusal) = self.thaw(handle, known).await {
             warn!(
                 vmi = %Key::of(&self.instance()),
@@ -79,18 +79,18 @@ impl GuestTask {
 
     async fn thaw(&mut self, handle: &DomainHandle, known: &mut ConnectedGuest) -> Result<(), NodeApiRefusal> {
         handle.thaw().await.map_err(|error| failed(&error))?;
-        // If the record cannot be written now, the next report does it.
+        // If the record cannot be written now, the next report writes it.
         known.is_thawed = true;
         self.record(freeze::clear).await?;
         known.is_thawed = false;
         Ok(())
     }
 
-    /// Returns when the file systems are to be thawed, if they are frozen for a limited time.
+    /// Returns the time at which the file systems must be thawed, if they are frozen for a limited time.
     pub(super) fn thaw_due(&self, known: &mut ConnectedGuest) -> Option<clock::Instant> {
         let seen = self.seen.borrow();
         let written = self.written.as_ref().and_then(|instance| instance.status.as_ref());
-        // The clone of the whole instance is only needed while there is something to thaw.
+        // The clone of the whole VMI is only needed while the file systems are frozen.
         let frozen = [seen.instance.status.as_ref(), written]
             .into_iter()
             .flatten()
@@ -133,7 +133,7 @@ impl GuestTask {
         }
     }
 
-    /// Writes the agent's part of the status, changed by `change`.
+    /// Applies `change` to the agent's part of the status, and writes it.
     async fn record(&mut self, change: impl Fn(&mut VirtualMachineInstanceStatus)) -> Result<(), NodeApiRefusal> {
         let mut attempt = 0;
         loop {
@@ -149,7 +149,7 @@ impl GuestTask {
                     return Ok(());
                 }
                 Err(kube::Error::Api(status)) if status.is_conflict() && attempt < ATTEMPTS => {
-                    // Another writer was faster, and the watch is about to show it.
+                    // Another client has written first, and the watch will show its write.
                     let _ = timeout(SHOWN_AFTER, self.seen.changed()).await;
                 }
                 Err(error) => {

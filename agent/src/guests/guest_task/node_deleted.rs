@@ -29,8 +29,9 @@ use super::{AfterServing, GuestTask, GuestTaskError, READY_BYTES};
 use crate::{folder_watch::FolderWatch, guests::status_report::publish_event};
 
 impl GuestTask {
-    /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when the deletion
-    /// of the Node was confirmed.
+    /// Shuts a guest down and reports its end. Destroys the guest if the shutdown takes too long.
+    ///
+    /// `since` is the time at which the deletion of the Node was confirmed.
     pub(super) async fn end_with_node(
         &mut self,
         pod_uid: &str,
@@ -44,7 +45,7 @@ impl GuestTask {
         let folder = PodFolder::new(&kubelet, pod_uid, RUN_VOLUME)?;
         match folder.read(READY_FILE, READY_BYTES) {
             Ok(_) => {}
-            // Without a ready libvirt no guest was started, and none is started after this report.
+            // Without a ready libvirt, no guest was started, and no guest is started after this report.
             Err(FolderError::NotThere { .. }) if is_empty(&instance, &kubelet, pod_uid) => {
                 self.report_end(pod_uid, None).await;
                 return Ok(AfterServing::OnChange);
@@ -103,8 +104,9 @@ impl GuestTask {
         }
     }
 
-    /// Waits for an event of the guest, a change of its objects or the time. Returns what to do if the guest is not to
-    /// be ended over this connection any more.
+    /// Waits for an event of the guest, a change of its objects or the time `wake`.
+    ///
+    /// Returns the next step of the task if the guest must no longer be ended over this connection.
     async fn change(&mut self, events: &mut DomainEvents, wake: Option<clock::Instant>) -> Option<AfterServing> {
         tokio::select! {
             event = events.recv() => event.is_none().then_some(AfterServing::Again),
@@ -117,7 +119,7 @@ impl GuestTask {
         }
     }
 
-    /// Reports that a pod has no guest any more and gets none, and how its guest ended, if that is known.
+    /// Reports that a pod has no guest any more and gets none, with the end of its guest if it is known.
     pub(super) async fn report_end(&mut self, pod_uid: &str, ending: Option<&EndedGuest>) {
         let instance = self.instance();
         let before = instance.status.clone().unwrap_or_default();
@@ -134,7 +136,7 @@ impl GuestTask {
     }
 }
 
-/// Presses the guest's power button. After a failure, it is pressed again, and the guest is finally destroyed.
+/// Presses the guest's power button. If this fails, a later step presses it again or destroys the guest.
 async fn press_power_button(handle: &DomainHandle, vmi: &str) {
     if let Err(error) = handle.shutdown(ShutdownBy::PowerButton).await {
         warn!(vmi, error = %chain(&error), "libvirt did not press the guest's power button");
@@ -144,13 +146,13 @@ async fn press_power_button(handle: &DomainHandle, vmi: &str) {
 async fn destroy(handle: &DomainHandle, vmi: &str, node: &str) -> Result<(), CallError> {
     warn!(vmi, node, "the guest did not shut down in time, and is destroyed");
     match handle.destroy().await {
-        // It ended meanwhile.
+        // The guest has ended in the meantime.
         Ok(()) | Err(CallError::NoDomain) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Returns the state of the guest according to libvirt. `without_domain` is its state if libvirt has no domain.
+/// Returns the state of the guest according to libvirt. `without_domain` is the result if libvirt has no domain.
 async fn guest(handle: &DomainHandle, without_domain: GuestEndState) -> Result<GuestEndState, CallError> {
     let state = match handle.state().await {
         Ok(state) => state,
@@ -169,11 +171,11 @@ async fn guest(handle: &DomainHandle, without_domain: GuestEndState) -> Result<G
     })
 }
 
-/// Returns the state of a guest that cannot run here again; `None` if its job decides.
+/// Returns the state of a guest that cannot run on this node again; `None` if its job decides.
 fn by_state_alone(state: DomainState) -> Option<GuestEndState> {
     match state {
         DomainState::ShutOff(ShutOffReason::Migrated) => Some(GuestEndState::Left),
-        // It runs on its target, which reads the rest of its memory from here.
+        // The guest runs on its target, which reads the rest of its memory from this node.
         DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed) => Some(GuestEndState::Left),
         DomainState::ShutOff(_) => Some(GuestEndState::Over),
         _ => None,
@@ -185,8 +187,10 @@ fn is_reported(instance: &VirtualMachineInstance, pod_uid: &str) -> bool {
     drydock.is_some_and(|drydock| drydock.ended_pods.iter().any(|uid| uid == pod_uid))
 }
 
-/// Returns whether no guest can be in a pod whose launcher never reported to be ready: nothing was started in it, or
-/// the kubelet has removed its folder, which it does after the pod's containers have ended.
+/// Returns whether a pod certainly has no guest, given that its launcher never reported that it is ready.
+///
+/// This is the case if no guest was reported as running, or if the kubelet has removed the pod's folder, which it does
+/// after the pod's containers have ended.
 fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) -> bool {
     let phase = instance.phase();
     let pods = kubelet.join("pods");

@@ -1,4 +1,4 @@
-//! A guest's task between an in-memory libvirt and a fake API server.
+//! Tests of a guest's task with an in-memory libvirt and a fake API server.
 
 use std::{fs, path::PathBuf, sync::Arc};
 
@@ -31,7 +31,7 @@ const DOMAIN: &str = "shop_web";
 const STATUS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web/status";
 const GATE: &str = "/api/v1/namespaces/shop/pods/virt-launcher-web/status";
 
-/// Everything around the task: what the API server stores, and the guest's libvirt.
+/// Fakes around the task: the API server with its stored VMI, and the guest's libvirt.
 struct Around {
     server: ApiServer,
     libvirt: FakeLibvirt,
@@ -44,7 +44,7 @@ struct Fixture {
     around: Around,
     kubelet: PathBuf,
     requests: mpsc::Sender<GuestRequest>,
-    // Ends its connections when it is dropped.
+    // The value ends its connections when it is dropped.
     _events: ApiServer,
 }
 
@@ -54,7 +54,7 @@ impl Drop for Fixture {
     }
 }
 
-/// The VMI with this status.
+/// Returns the VMI with this status.
 fn instance(status: &Value) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -88,7 +88,7 @@ fn pod() -> Value {
     })
 }
 
-/// A task of a VMI with this status, in the libvirt of its pod.
+/// Returns the fixture of a task: a VMI with this status, and the libvirt of its pod.
 fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
     let kubelet = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-guest-XXXXXX")).unwrap();
     let ((client, server), (for_events, events)) = (api_server(), api_server());
@@ -120,7 +120,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
 }
 
 impl Fixture {
-    /// Follows the guest over a new connection until `test` has ended. Returns how following ended, if it did before.
+    /// Serves the guest over a new connection until `test` has ended. Returns the result if serving ended first.
     async fn attend(&mut self, test: impl AsyncFnOnce(&mut Around)) -> Option<Result<AfterServing, GuestTaskError>> {
         let (handle, events) = self.around.libvirt.connect(DOMAIN).await.unwrap();
         let folder = PodFolder::new(&self.kubelet, POD, RUN_VOLUME).unwrap();
@@ -139,8 +139,9 @@ impl Fixture {
 }
 
 impl Around {
-    /// Stores the next write, and returns its path with what it changes.
-    /// The task reads the VMI before it starts a guest.
+    /// Stores the next write, and returns its path and the written status.
+    ///
+    /// The task may first read the VMI, which it does before it starts a guest.
     async fn next(&mut self) -> (String, Value) {
         let mut request = self.server.next_request().await;
         if request.method == Method::GET {
@@ -153,7 +154,7 @@ impl Around {
         (path, status)
     }
 
-    /// Responds with the stored VMI.
+    /// Responds to a list request with the stored VMI.
     fn list(&self, request: ReceivedRequest) {
         assert_eq!(
             (&request.method, request.path()),
@@ -169,7 +170,7 @@ impl Around {
         request.with(&stored);
     }
 
-    /// Executes a write. Returns the object as it is then.
+    /// Executes a write and returns the changed object.
     fn execute(&mut self, request: &ReceivedRequest) -> Value {
         let mut changed = request.body["status"].as_object().unwrap().clone();
         if request.path() == GATE {
@@ -199,7 +200,7 @@ impl Around {
         request.body["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]
     }
 
-    /// Server-side apply removes no fields of another field manager, unless the agent has taken them over before.
+    /// Keeps the fields of the controller: server-side apply removes no fields that the agent has not owned.
     fn keep_fields_of_controller(&self, changed: &mut serde_json::Map<String, Value>) {
         let ready = |conditions: &Value| conditions.as_array()?.iter().position(|one| one["type"] == "Ready");
         let stored = &self.stored["status"]["conditions"];
@@ -213,12 +214,12 @@ impl Around {
         }
     }
 
-    /// Lets the task take the last responses in. It writes nothing that it has written.
+    /// Lets the task process the last responses. Panics if the task sends a request.
     async fn idle(&mut self) {
         assert!(self.server.is_left_alone_for(Duration::from_millis(100)).await);
     }
 
-    /// Stores writes until the gate is set; returns whether it is open.
+    /// Stores writes until the gate is set. Returns whether the gate is open.
     async fn gate(&mut self) -> bool {
         loop {
             if let (path, status) = self.next().await
@@ -229,7 +230,7 @@ impl Around {
         }
     }
 
-    /// Stores writes until there is a report; returns it.
+    /// Stores writes until the status is reported. Returns the reported status.
     async fn report(&mut self) -> Value {
         loop {
             if let (path, status) = self.next().await
@@ -241,7 +242,7 @@ impl Around {
     }
 }
 
-/// A libvirt in which the guest was started before.
+/// Returns a libvirt in which the guest was started before.
 async fn started() -> FakeLibvirt {
     let libvirt = FakeLibvirt::default();
     let (handle, _events) = libvirt.connect(DOMAIN).await.unwrap();
@@ -265,7 +266,7 @@ async fn guest_is_started_once_and_reported_running() {
         around.idle().await;
     });
     assert!(end.await.is_none());
-    // The connection is lost, and the watch still shows the instance as it was before it ran.
+    // The connection is lost, and the watch still shows the VMI before it was Running.
     let end = fixture.attend(async |around| {
         around.idle().await;
     });
@@ -301,7 +302,7 @@ async fn guest_that_ends_is_not_started_again() {
             assert!(around.gate().await);
             around.libvirt.guest_ends(event, reason);
             assert!(!around.gate().await, "no traffic goes to it");
-            // Its pod's end decides on the final phase.
+            // The end of the pod decides the final phase.
             assert_ne!(around.stored["status"]["phase"], "Failed");
         });
         assert!(end.await.is_none());
@@ -324,7 +325,7 @@ async fn guest_with_a_reported_end_is_not_started() {
     let ended = json!({"endedPods": [POD]});
     for (drydock, expected) in [(json!({}), &STARTED[..]), (ended, &[])] {
         let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
-        // The watch does not show it yet.
+        // The watch does not show the status yet.
         fixture.around.stored["status"]["drydock"] = drydock.clone();
         fixture.around.stored["metadata"]["resourceVersion"] = json!("2");
         let end = fixture.attend(async |around| {
@@ -478,7 +479,7 @@ async fn guest_end_in_deleted_pod_comes_from_launcher_report() {
     }
 }
 
-/// Returns a time that has passed.
+/// Returns a time in the past.
 async fn overdue() -> Option<clock::Instant> {
     let at = clock::Instant::now();
     tokio::time::advance(Duration::from_secs(1)).await;
@@ -563,7 +564,7 @@ async fn refusal_by_libvirt_is_reported_until_the_guest_starts() {
     let (handle, _events) = fixture.around.libvirt.connect(DOMAIN).await.unwrap();
     fixture.around.libvirt.refuse_next(LibvirtError {
         call: "define",
-        // libvirt's VIR_ERR_XML_ERROR and VIR_FROM_QEMU.
+        // The code is VIR_ERR_XML_ERROR of libvirt, and the domain is VIR_FROM_QEMU.
         code: 27,
         domain: 10,
         message: "XML error".into(),
@@ -579,7 +580,7 @@ async fn refusal_by_libvirt_is_reported_until_the_guest_starts() {
     let ready = &status["conditions"][0];
     assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("False")));
     assert!(ready["message"].as_str().unwrap().contains("XML error"), "{ready}");
-    // The next attempt.
+    // The next attempt succeeds.
     let end = fixture.attend(async |around| {
         assert!(around.gate().await);
         if around.stored["status"]["phase"] != "Running" {

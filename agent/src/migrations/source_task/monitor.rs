@@ -1,4 +1,4 @@
-//! Measures a guest that moves, and acts so that its migration ends.
+//! Measures a migrating guest, and acts so that its migration ends.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ use crate::migrations::{
     seen,
 };
 
-/// Limits the downtime. The migration continues if libvirt refuses, with the limit that it had.
+/// Limits the downtime. If libvirt refuses, the migration continues with the previous limit.
 pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
     if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
         info!(error = %chain(&error), "limit of the downtime refused by libvirt");
     }
 }
 
-/// Returns a monitor that knows the downtime limit in force.
+/// Returns a monitor that knows the current downtime limit.
 async fn monitor_of(handle: &DomainHandle, limits: ConvergenceLimits) -> Monitor {
     let monitor = Monitor::new(limits);
     match handle.max_downtime().await {
@@ -41,14 +41,15 @@ async fn monitor_of(handle: &DomainHandle, limits: ConvergenceLimits) -> Monitor
     }
 }
 
-/// Returns whether a guest that an agent has paused so that it can move is in this state. While an outgoing migration
-/// runs, libvirt reports any pause as one for the migration.
+/// Returns whether the state can be that of a guest that an agent paused so that it can migrate.
+///
+/// While an outgoing migration runs, libvirt reports any pause as a pause for the migration.
 fn is_paused_by_agent(state: DomainState) -> bool {
     matches!(state, DomainState::Paused(PausedReason::User | PausedReason::Migration))
 }
 
 impl SourceTask {
-    /// Measures a guest that moves, and executes what the monitor decides so that the migration ends.
+    /// Measures a migrating guest, and executes the actions of the monitor that let the migration end.
     pub(super) async fn measure(
         &mut self,
         handle: &DomainHandle,
@@ -73,8 +74,8 @@ impl SourceTask {
         if self.monitor.is_none()
             && let Ok(limits) = ConvergenceLimits::new(&configuration, sample.data_total)
         {
-            // A guest that was paused before, such as by its user, dirties no memory, and would be resumed after a
-            // pause or a switch for the migration.
+            // A guest that was paused before, for example by its user, dirties no memory. A pause or a switch for the
+            // migration would resume it.
             let limits = ConvergenceLimits {
                 post_copy: self.may_be_switched(migration) && !stood_before,
                 workload_disruption: limits.workload_disruption && !stood_before,
@@ -92,7 +93,7 @@ impl SourceTask {
         self.report_progress(&sample).await;
     }
 
-    /// Announces an action and executes it. The monitor plans without what libvirt refuses.
+    /// Announces an action and executes it. If libvirt refuses the action, the monitor no longer plans it.
     async fn execute_action(
         &mut self,
         handle: &DomainHandle,
@@ -119,7 +120,7 @@ impl SourceTask {
                 Ok(()) => handle.suspend().await,
                 Err(_) => Ok(()),
             },
-            // After the switch, the migration could no longer be given up.
+            // The migration can no longer be aborted after the switch.
             Act::StartPostCopy if MigrationRecord::of(migration).is_given_up() => Ok(()),
             Act::StartPostCopy => handle.start_post_copy().await,
             Act::Abort => {
@@ -149,7 +150,7 @@ impl SourceTask {
         if !worth_writing(self.progress.as_ref(), &written) {
             return;
         }
-        // A migration that is over within seconds needs no progress report.
+        // The first progress is not written: a migration that ends within seconds needs no progress report.
         let first = self.progress.is_none();
         self.progress = Some(written.clone());
         if first {
@@ -167,8 +168,8 @@ impl SourceTask {
         }
     }
 
-    /// Writes the mode of the migration before it changes: a new agent must know whether an agent has paused the
-    /// guest.
+    /// Writes the mode of the migration before the mode changes, because a new agent must know whether an agent has
+    /// paused the guest.
     async fn write_mode(
         &mut self,
         migration: &VirtualMachineInstanceMigration,

@@ -1,4 +1,4 @@
-//! Reports of the source on the object: its state, and why its guest has stayed.
+//! Reports of the source on the object: its state, and the reason if its guest has stayed.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
@@ -33,7 +33,7 @@ impl SourceTask {
     ) -> Result<(), SideError> {
         let before = migration.source().cloned().unwrap_or_default();
         let uid = migration.uid().unwrap_or_default();
-        // Of a migration that is over, an agent may write only how its side ended.
+        // After the end of a migration, an agent may write only how its side has ended.
         let is_over = MigrationRecord::of(migration).is_over();
         let keep_paused = self.keep_paused.filter(|_| !is_over);
         let mut side = MigrationSource {
@@ -44,12 +44,12 @@ impl SourceTask {
         match state {
             SourceState::Migrating => {
                 let session = self.side.session(&uid)?;
-                // The session exists: this call only returns its fingerprint.
+                // The session exists, so this call only returns its fingerprint.
                 let prepared = session.tunnel.prepare(self.side.session_spec(migration)).await?;
                 side.fingerprint = Some(prepared.fingerprint);
                 side.start_timestamp = Some(whole_seconds(clock::now()).0);
                 side.mode = Some(MigrationMode::PreCopy);
-                // Set even if the write fails without a response: libvirt has not been called.
+                // The call is due even if the write fails without a response, because libvirt has not been called.
                 self.call = MigrateCall::Due;
             }
             SourceState::Stayed => {
@@ -79,7 +79,7 @@ impl SourceTask {
                 let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
                 status_patch::record_event(&self.side.shared.events, migration, Severity::Warning, "Migrated", note);
             }
-            // A guest of which a part was lost has not migrated.
+            // A guest that has lost a part of its memory does not count as migrated.
             SourceState::Stopped | SourceState::HandedOver if !status_patch::that_post_copy_is_broken(migration) => {
                 let target = migration.target().cloned().unwrap_or_default();
                 let node = target.node.unwrap_or_default();
@@ -91,7 +91,7 @@ impl SourceTask {
         Ok(())
     }
 
-    /// Resumes a guest that was paused so that it could move, and now stays.
+    /// Resumes a guest that stays at the source and was paused so that it could migrate.
     async fn resume_if_paused_to_move(
         &self,
         migration: &VirtualMachineInstanceMigration,
@@ -105,7 +105,7 @@ impl SourceTask {
         Ok(())
     }
 
-    /// Returns why this side's tunnel has ended the session by itself, if it has.
+    /// Returns the reason if this side's tunnel has ended the session itself.
     fn session_failure(&self, uid: &str) -> Option<SourceFailure> {
         let state = self.side.tunnels.session(uid)?.state;
         state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
@@ -115,7 +115,7 @@ impl SourceTask {
         })
     }
 
-    /// Records why a stuck job is ended, unless the migration is already given up for another reason.
+    /// Records the reason for ending a stuck job, unless the migration is already being aborted for another reason.
     pub(super) fn give_up_stuck(&mut self, migration: &VirtualMachineInstanceMigration) {
         let message = unsent::sentence();
         warn!(

@@ -1,4 +1,4 @@
-//! The libvirt call that moves the guest.
+//! Starts the libvirt call that migrates the guest.
 
 use drydock_api::{
     kubevirt::VirtualMachineInstanceMigration,
@@ -16,7 +16,7 @@ use tracing::info;
 use super::{SourceTask, configuration, monitor::limit_downtime, status_patch};
 
 impl SourceTask {
-    /// Starts the libvirt call that moves the guest. The call lasts as long as the migration.
+    /// Starts the libvirt call that migrates the guest. The call lasts as long as the migration.
     pub(super) async fn start(&mut self, migration: &VirtualMachineInstanceMigration, handle: DomainHandle) {
         let status = migration.status.clone().unwrap_or_default();
         let guest = status.guest.unwrap_or_default();
@@ -24,7 +24,7 @@ impl SourceTask {
         let bandwidth = ConvergenceLimits::new(&configuration, 0)
             .ok()
             .and_then(|limits| limits.bandwidth);
-        // libvirt refuses to migrate a paused guest by a migration that may be switched to post-copy.
+        // libvirt refuses to migrate a paused guest in a migration that may be switched to post-copy.
         let stands = matches!(handle.state().await, Ok(DomainState::Paused(_)));
         let socket = |name: &str| format!("unix://{RUN_FOLDER}/{name}");
         let how = Migration {
@@ -39,7 +39,7 @@ impl SourceTask {
                     CopiedContent::Whole
                 },
             }),
-            // libvirt's unit is MiB/s; smaller values are rounded up to 1.
+            // libvirt's unit is MiB/s. Smaller values are rounded up to 1.
             bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
             auto_converge: configuration.allow_auto_converge.unwrap_or(false),
             post_copy: self.may_be_switched(migration) && !stands,
@@ -60,8 +60,10 @@ impl SourceTask {
         self.moving.spawn(async move { handle.migrate(how).await });
     }
 
-    /// Returns whether the guest may be switched to post-copy: the configuration allows it, its target supports it,
-    /// and the tunnel ensures that a guest that was not switched arrives paused.
+    /// Returns whether the guest may be switched to post-copy.
+    ///
+    /// The configuration must allow the switch, the target must support it, and the tunnel must ensure that a guest
+    /// that was not switched arrives paused.
     pub(super) fn may_be_switched(&self, migration: &VirtualMachineInstanceMigration) -> bool {
         let status = migration.status.clone().unwrap_or_default();
         let configuration = configuration(status.migration_state.as_ref());

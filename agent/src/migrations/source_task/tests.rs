@@ -1,4 +1,4 @@
-//! The source of a migration between an in-memory libvirt, a fake API server and a fake tunnel.
+//! Tests of the source's task with an in-memory libvirt, a fake API server and a fake tunnel.
 
 use drydock_core::migration::{hand_over::Proof, source::TARGET_IS_LATE_AFTER};
 use drydock_host::{
@@ -17,14 +17,14 @@ use crate::tunnel::local::{ReplyProgress, SessionState};
 mod failing_calls;
 mod failing_writes;
 
-/// The task of the source, connected to the libvirt in which its guest runs.
+/// Task of the source, with a connection to the libvirt in which its guest runs.
 struct SourceFixture {
     task: SourceTask,
     guest: GuestConnection,
     fixture: Fixture,
 }
 
-/// A source whose target has reported that it is prepared.
+/// Returns a source with this status, whose guest is running.
 async fn source(status: &Value, read_status: bool) -> SourceFixture {
     let fixture = fixture(status, Role::Source).await;
     let task = SourceTask::new(
@@ -55,7 +55,7 @@ impl SourceFixture {
         (result.map(drop), served)
     }
 
-    /// Reconciles once; the task writes nothing.
+    /// Reconciles once. Panics if the task writes.
     async fn reconcile_without_writes(&mut self) -> Result<(), SideError> {
         let server = &mut self.fixture.around.server;
         tokio::select! {
@@ -65,7 +65,7 @@ impl SourceFixture {
         }
     }
 
-    /// Reconciles once, and stores what the task writes. Returns its reports.
+    /// Reconciles once, and stores the writes of the task. Returns its reports.
     async fn reconcile_with_writes(&mut self) -> Vec<Value> {
         let mut reports = Vec::new();
         let store = |around: &mut Around, request: ReceivedRequest| {
@@ -77,7 +77,7 @@ impl SourceFixture {
         reports
     }
 
-    /// Reconciles until the guest's migration has begun.
+    /// Reconciles until the guest's migration has started.
     async fn begin(&mut self) {
         let (result, report) = self.reconcile(async |around| around.report("source").await).await;
         result.unwrap();
@@ -89,14 +89,14 @@ impl SourceFixture {
             .set_job(migration_job(JobOperation::OutgoingMigration));
     }
 
-    /// Has the task take in the events so far.
+    /// Lets the task process all events so far.
     async fn take_in(&mut self) {
         while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(100), self.guest.events.recv()).await {
             self.task.take_in(&event);
         }
     }
 
-    /// Changes the session of this side's tunnel, and waits until the task can read it.
+    /// Changes the session of this side's tunnel, and waits until the task can read the change.
     async fn change_session(&mut self, change: impl Fn(&mut SessionState)) {
         let mut sessions = self.fixture.tunnels.sessions();
         self.fixture.around.tunnel.change(&change);
@@ -132,13 +132,13 @@ async fn guest_moves_once_the_target_is_prepared() {
         "{}",
         migrations[0].destination
     );
-    // The watch has not shown the report yet, and the job runs.
+    // The watch has not shown the report yet, and the job is running.
     source.task.monitor = None;
     let before = source.fixture.around.libvirt.migrations().len();
     let server = &mut source.fixture.around.server;
     tokio::select! {
         result = source.task.reconcile(Some(&mut source.guest)) => drop(result.unwrap()),
-        // Its progress.
+        // The task may report its progress.
         request = server.next_request() => assert!(request.body["status"]["source"]["progress"].is_object()),
     }
     assert_eq!(source.fixture.around.libvirt.migrations().len(), before);
@@ -178,7 +178,7 @@ async fn migration_that_an_earlier_process_began_is_not_begun_again() {
         })
         .await;
     result.unwrap();
-    // Neither a job nor a session is left of it: the guest runs on here.
+    // The migration has neither a job nor a session: the guest continues to run at the source.
     assert_eq!(
         (&report["state"], &report["reason"]),
         (&json!("Stayed"), &json!("MigrationEnded"))
@@ -202,7 +202,7 @@ async fn guest_is_released_only_after_the_reply_was_consumed() {
     assert_eq!(report["state"], "Released");
 }
 
-/// A source whose guest has left, and whose tunnel has released it to the target.
+/// Returns a source whose guest has left, and whose libvirt has consumed the last reply.
 async fn released_source() -> SourceFixture {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
@@ -255,8 +255,9 @@ async fn migrated_guest_is_released_and_reported_stopped() {
     assert!(!source.fixture.around.libvirt.calls().contains(&"destroy"));
 }
 
-/// A source whose guest was paused for the hand-over and then ended, with `between` in between.
-/// The task has not read these events yet.
+/// Returns a source whose guest was paused for the hand-over, after which `between` was called and the guest ended.
+///
+/// The task has not read the events of `between` and of the end yet.
 async fn ended_source(between: impl FnOnce(&FakeLibvirt)) -> SourceFixture {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
@@ -313,7 +314,7 @@ async fn guest_runs_on_after_failed_migration_with_libvirt_reason() {
         .migration_fails("unable to connect to the target");
     let result = moved(&mut source.task.moving).await;
     source.task.end_call(result);
-    // The session is closed first, so that nothing of it arrives later.
+    // The session is closed first, so that no data of the guest arrives later.
     source.reconcile_without_writes().await.unwrap();
     assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
     let (result, report) = source.reconcile(async |around| around.report("source").await).await;
@@ -332,7 +333,7 @@ async fn guest_runs_on_after_failed_migration_with_libvirt_reason() {
     ));
 }
 
-/// A prepared target, and limits that pause the guest after this number of seconds.
+/// Returns the status of a prepared target, with limits that pause the guest after this number of seconds.
 fn paused_after(seconds: u64) -> Value {
     let mut status = prepared();
     status["migrationState"] = json!({"migrationConfiguration": {
@@ -341,7 +342,7 @@ fn paused_after(seconds: u64) -> Value {
     status
 }
 
-/// The job of a guest that has moved for this number of seconds, and of which as much as ever is left.
+/// Returns the job of a guest that has migrated for this number of seconds and makes no progress.
 fn job_after(seconds: u64) -> JobInfo {
     JobInfo {
         elapsed: Some(Duration::from_secs(seconds)),
@@ -397,7 +398,7 @@ async fn only_a_running_guest_may_be_switched_to_post_copy() {
 async fn guest_is_paused_once_for_migration_with_doubled_timeout() {
     let mut source = source(&paused_after(100), false).await;
     source.begin().await;
-    // It is paused at 101 s. From then on its time is doubled, and 150 s without progress begin again.
+    // The guest is paused at 101 s. Its timeout is then doubled, and the 150 s without progress start again.
     for seconds in [10, 101, 107, 113, 165] {
         source.fixture.around.libvirt.set_job(job_after(seconds));
         source.reconcile_with_writes().await;
@@ -428,7 +429,7 @@ async fn last_report_of_a_failed_migration_has_only_the_end() {
     assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
 }
 
-/// The job of a guest in this pass over its memory.
+/// Returns the job of a guest in this pass over its memory.
 fn in_pass(iteration: u64) -> JobInfo {
     JobInfo {
         data: JobAmount {
@@ -464,7 +465,7 @@ async fn agent_keeps_the_downtime_raised_by_the_previous_agent() {
     assert_eq!(source.fixture.around.libvirt.migration_limits().0, Some(600));
 }
 
-/// The job of a guest of which nothing has been sent for this number of seconds.
+/// Returns the job of a guest of which no data has been sent for this number of seconds.
 fn unsent_after(seconds: u64) -> JobInfo {
     JobInfo {
         elapsed: Some(Duration::from_secs(seconds)),
@@ -482,12 +483,12 @@ async fn migration_that_sends_nothing_fails_with_a_reason() {
     source.fixture.around.libvirt.set_job(unsent_after(300));
     source.reconcile_without_writes().await.unwrap();
     assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
-    // Until libvirt notices, nothing else is done.
+    // The task does nothing else until libvirt notices the closed session.
     source.reconcile_without_writes().await.unwrap();
     source.fixture.around.libvirt.migration_fails("end of file");
     let result = moved(&mut source.task.moving).await;
     source.task.end_call(result);
-    // The target has reported meanwhile that nothing arrives, which aborts the migration.
+    // In the meantime, the target has reported that no guest arrives, which aborts the migration.
     let lost = json!({"abort": {"reason": "TargetLost", "message": "lost"}});
     source.fixture.around.update(&lost);
     let reports = source.reconcile_with_writes().await;

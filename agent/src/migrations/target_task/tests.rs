@@ -1,4 +1,4 @@
-//! The target of a migration between an in-memory libvirt, a fake API server and a fake tunnel.
+//! Tests of the target's task with an in-memory libvirt, a fake API server and a fake tunnel.
 
 use drydock_host::domain::{DomainEvents, StoppedDetail};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{
 mod failing_calls;
 mod failing_writes;
 
-/// The task of the target, connected to the libvirt of its pod.
+/// Task of the target, with a connection to the libvirt of its pod.
 struct TargetFixture {
     task: TargetTask,
     handle: DomainHandle,
@@ -44,7 +44,7 @@ impl TargetFixture {
         (result.map(drop), served)
     }
 
-    /// Reconciles once; the task writes nothing.
+    /// Reconciles once. Panics if the task writes.
     async fn reconcile_without_writes(&mut self) -> Result<(), SideError> {
         let server = &mut self.fixture.around.server;
         tokio::select! {
@@ -54,7 +54,7 @@ impl TargetFixture {
         }
     }
 
-    /// Reconciles once, and stores what the task writes.
+    /// Reconciles once, and stores the writes of the task. Returns the result.
     async fn reconcile_once(&mut self) -> Result<Option<Duration>, SideError> {
         let around = &mut self.fixture.around;
         around
@@ -62,7 +62,7 @@ impl TargetFixture {
             .await
     }
 
-    /// Reconciles once, and stores what the task writes.
+    /// Reconciles once, and stores the writes of the task. Panics if the reconcile fails.
     async fn reconcile_with_writes(&mut self) {
         self.reconcile_once().await.unwrap();
     }
@@ -179,7 +179,7 @@ async fn source_is_paired_and_a_lost_guest_reported() {
         .around
         .libvirt
         .guest_does_not_arrive(StoppedDetail::Failed);
-    // libvirt may try again over the same session; the source decides.
+    // libvirt may try again over the same session. The source decides.
     target.reconcile_without_writes().await.unwrap();
     let stayed = json!({"source": {"state": "Stayed"}});
     target.fixture.around.update(&stayed);

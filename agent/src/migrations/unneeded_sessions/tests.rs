@@ -1,4 +1,4 @@
-//! Sessions of the node's tunnel whose migrations the watches show or do not show.
+//! Tests with sessions of the node's tunnel whose migrations the watches show or do not show.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{guests::Host, tunnel::local::SessionSpec};
 const LIST: &str = "/apis/kubevirt.io/v1/virtualmachineinstancemigrations";
 const GET: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/move";
 
-/// A source with these parts of its status, whose tunnel has the session.
+/// Returns a source with this status, whose tunnel has the session.
 async fn with_session(status: &Value) -> Fixture {
     let fixture = fixture(status, Role::Source).await;
     let spec = SessionSpec {
@@ -50,7 +50,7 @@ fn settled() -> Value {
 
 type HostSender = watch::Sender<Option<Arc<Host>>>;
 
-/// The migrations of a node whose watches show the migration of the fixture, or none.
+/// Returns the migrations of a node whose watches show the migration of the fixture if `is_shown`.
 fn migrations(fixture: &Fixture, is_shown: bool, process: &Process) -> (LocalMigrations, HostSender) {
     let shown = is_shown.then(|| fixture.around.stored());
     let host = fixture.receiver.borrow().host.clone();
@@ -65,7 +65,7 @@ fn migrations(fixture: &Fixture, is_shown: bool, process: &Process) -> (LocalMig
     (migrations, host)
 }
 
-/// Responds to the list of the migrations from here.
+/// Responds to the list request for migrations from this node.
 fn respond(request: ReceivedRequest, items: &[Value]) {
     assert_eq!((&request.method, request.path()), (&Method::GET, LIST));
     assert!(request.query().contains("status.source.node"), "{}", request.line);

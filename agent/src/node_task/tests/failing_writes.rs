@@ -1,4 +1,4 @@
-//! Each write of a node's task fails once in each way.
+//! Tests in which each write of a node's task fails once with each fault.
 
 use super::*;
 use crate::failing_write::FailingWrite;
@@ -7,7 +7,7 @@ const CREATE: &str = "creation";
 const LABELS: &str = "labels";
 const STATUS: &str = "status";
 
-/// The objects that the API server stores.
+/// Objects that the API server stores.
 struct Stored {
     node: Value,
     hypervisor: Option<Value>,
@@ -23,7 +23,7 @@ impl Stored {
         }
     }
 
-    /// Responds to a request, which may be the write that fails.
+    /// Responds to a request, which may be the failing write.
     fn respond(&mut self, request: ReceivedRequest, failing: &mut FailingWrite) {
         let write = match request.path() {
             HYPERVISORS if request.method == "GET" => return count()(request),
@@ -35,7 +35,7 @@ impl Stored {
         failing.respond(request, write, |request| self.execute(request, write));
     }
 
-    /// Executes a write. Returns the object as it is then.
+    /// Executes a write and returns the changed object.
     fn execute(&mut self, request: &ReceivedRequest, write: &str) -> Value {
         self.version += 1;
         let version = json!(self.version.to_string());
@@ -68,7 +68,7 @@ impl Stored {
     }
 }
 
-/// Runs rounds until one writes nothing; the watches show the stored objects after each, if `are_shown`.
+/// Runs rounds until one writes nothing. If `are_shown`, the watches show the stored objects after each round.
 async fn settle(mut failing: FailingWrite, are_shown: bool) {
     let mut fixture = fixture(Some(node())).await;
     let mut stored = Stored::new();
@@ -94,7 +94,7 @@ async fn settle(mut failing: FailingWrite, are_shown: bool) {
         }
         let waits = fixture.task.backoff.is_reset() || wake.is_some_and(|wake| wake > clock::now());
         assert!(waits, "{failing}: neither done nor due again");
-        // A Hypervisor whose creation was not confirmed is known by the watch alone.
+        // The task learns only from the watch of a Hypervisor whose creation was not confirmed.
         if are_shown || (failing.has_failed() && stored.hypervisor.is_some()) {
             fixture.task.caches = stored.caches();
         }

@@ -1,4 +1,4 @@
-//! Lines of the other tunnel: only a whole message has an effect, whatever arrives.
+//! Lines of the other tunnel. Only a complete valid message has an effect, whatever data arrives.
 
 use drydock_core::migration::hand_over::Proof;
 use proptest::prelude::*;
@@ -24,12 +24,13 @@ fn message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// A recorded line with a piece cut out, duplicated or overwritten.
+/// Generates a recorded line with a piece removed, duplicated or overwritten.
 fn mutated() -> impl Strategy<Value = String> {
     mutated_line(RECORDED.lines().collect(), Just("{\"a\":".repeat(200)), 20)
 }
 
-/// Sends bytes in pieces of this size and ends the stream. Returns the messages, and whether the end was regular.
+/// Sends the bytes in pieces of this size and ends the stream. Returns the messages, and whether the stream ended
+/// normally.
 fn received(bytes: &[u8], size: usize) -> (Vec<Message>, bool) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -39,7 +40,7 @@ fn received(bytes: &[u8], size: usize) -> (Vec<Message>, bool) {
         let (mut sender, stream) = tokio::io::duplex(size.max(1));
         let mut channel = ControlChannel::new(stream);
         let sending = async {
-            // The channel may have ended before.
+            // The channel may have ended earlier.
             let _ = sender.write_all(bytes).await;
             drop(sender);
         };
@@ -89,7 +90,7 @@ proptest! {
     fn any_line_is_a_message_or_has_a_short_key(line in prop_oneof![mutated(), "\\PC{0,300}"]) {
         match Message::of_line(&line) {
             Message::Unknown(key) => prop_assert!(key.chars().count() <= MAX_KEY_LENGTH),
-            // Fields that this version does not know are ignored, so only the parts that it knows return.
+            // The parser ignores fields that this version does not know, so only the known fields are written again.
             known => {
                 let written = serde_json::to_string(&known).unwrap();
                 prop_assert_eq!(Message::of_line(&written), known);

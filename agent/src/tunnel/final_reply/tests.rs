@@ -6,7 +6,7 @@ use drydock_host::rpc::{
 
 use super::{CALL, FinalReply, REPLY};
 
-/// Returns a message of the program for domains.
+/// Returns a message of libvirt's program for domains.
 fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
     header_of([PROGRAM, VERSION, procedure, kind, serial, status], body)
 }
@@ -29,7 +29,7 @@ fn reply(serial: u32) -> Vec<u8> {
     message(306, REPLY, serial, 0, b"a domain")
 }
 
-/// Returns whether the reply was seen. Each message has its direction: `true` is to the target.
+/// Returns whether the messages contain the complete reply. For each message, `true` is the direction to the target.
 fn proves(messages: &[(bool, Vec<u8>)]) -> bool {
     let mut follows = FinalReply::default();
     let mut came = false;
@@ -46,7 +46,7 @@ fn proves(messages: &[(bool, Vec<u8>)]) -> bool {
 /// Description, whether the messages prove that the guest runs on the target, and the messages.
 type Case = (&'static str, bool, Vec<(bool, Vec<u8>)>);
 
-/// The reply to the last call, with other messages and cut short.
+/// Cases with the reply to the last call, alone, with other messages, and truncated.
 fn reply_cases() -> Vec<Case> {
     let keep_alive = header_of([KEEPALIVE_PROGRAM, 1, 306, CALL, 9, 0], b"");
     let without_parameters = message(217, CALL, 9, 0, &[0; 8]);
@@ -77,7 +77,7 @@ fn reply_cases() -> Vec<Case> {
     ]
 }
 
-/// Calls that are no last call, that were cancelled or that have no reply.
+/// Cases with a call that is not a last call, that was cancelled, or that has no reply.
 fn call_cases() -> Vec<Case> {
     let call_of_another_program = header_of([PROGRAM + 1, VERSION, 306, CALL, 9, 0], &[0; 4]);
     vec![
@@ -107,7 +107,7 @@ fn call_cases() -> Vec<Case> {
     ]
 }
 
-/// Other messages than the successful reply.
+/// Cases with messages other than the successful reply.
 fn other_cases() -> Vec<Case> {
     let other_program = header_of([PROGRAM + 1, VERSION, 306, REPLY, 9, 0], b"a domain");
     let other_version = header_of([PROGRAM, 2, 306, REPLY, 9, 0], b"a domain");
@@ -154,7 +154,7 @@ fn only_the_successful_reply_to_the_last_call_proves() {
     }
 }
 
-/// Recorded migrations, which `agent/host/testdata/README.md` describes.
+/// Uses recorded migrations, which `agent/host/testdata/README.md` describes.
 #[test]
 fn recorded_last_replies_prove_only_when_complete() {
     for (name, calls, replies, expected) in [
@@ -206,7 +206,7 @@ fn invalid_message_prevents_the_proof_permanently() {
     }
 }
 
-/// Splits bytes at the given places.
+/// Splits the bytes at the given positions.
 fn pieces<'a>(bytes: &'a [u8], cuts: &[prop::sample::Index]) -> Vec<&'a [u8]> {
     let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
     places.extend([0, bytes.len()]);
@@ -247,7 +247,7 @@ proptest! {
         prop_assert!(came.is_sorted());
     }
 
-    /// The reply counts as seen with its last byte, not before.
+    /// The reply counts as received with its last byte, not earlier.
     #[test]
     fn reply_counts_as_seen_at_the_last_byte(cut in 0_usize..100, noise in any_message()) {
         let mut follows = FinalReply::default();
@@ -263,7 +263,7 @@ proptest! {
     fn garbage_proves_nothing(calls in vec(any::<u8>(), 0..200), replies in vec(any::<u8>(), 0..200)) {
         prop_assert!(!proves(&[(true, calls.clone()), (false, replies.clone())]));
         prop_assert!(!proves(&[(true, finish(9, 0)), (false, replies)]));
-        // With one more byte in front, it is not a message.
+        // With an additional byte in front, the data is not a message.
         prop_assert!(!proves(&[(true, [&[1], &finish(9, 0)[..]].concat()), (false, reply(9))]));
     }
 }

@@ -1,13 +1,13 @@
 //! Finds the flags in the arguments of a migration's last call.
 //!
-//! The arguments are parsed from the start, as the other libvirtd decodes them (XDR, RFC 4506; the structures are
-//! those of libvirt's `remote_protocol.x`), and must end exactly at the end of the body. Only this ensures that both
-//! sides read the flags from the same place.
+//! The arguments are parsed from the start, as the other libvirtd decodes them (XDR, RFC 4506; the structures are those
+//! of libvirt's `remote_protocol.x`), and must end exactly at the end of the body. Only this ensures that both sides
+//! read the flags from the same position.
 
 /// Maximum number of parameters of a call (`REMOTE_DOMAIN_MIGRATE_PARAM_LIST_MAX`).
 const MOST_PARAMETERS: u32 = 64;
 
-/// Flags of a last call, and whether the call ends a migration that has failed.
+/// Flags of a last call, and whether the migration has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LastCallFlags {
     /// Offset of the low 32 bits of the flags in the body.
@@ -18,8 +18,9 @@ pub(super) struct LastCallFlags {
     pub(super) cancelled: bool,
 }
 
-/// Returns the decision in the body of a call of `procedure`, one of [`super::LAST_CALLS`]; `None` if the arguments
-/// do not match that procedure.
+/// Returns the flags in the body of a call of `procedure`, which is one of [`super::LAST_CALLS`].
+///
+/// Returns `None` if the arguments do not match the procedure.
 pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<LastCallFlags> {
     let mut arguments = ArgumentReader { body, at: 0 };
     match procedure {
@@ -41,7 +42,7 @@ pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<LastCallFlags> {
             arguments.opaque()?;
             arguments.optional()?;
             arguments.optional()?;
-            // The high half of the flags.
+            // Skips the high 32 bits of the flags.
             arguments.word()?;
         }
         _ => return None,
@@ -73,13 +74,13 @@ impl ArgumentReader<'_> {
         Some(u32::from_be_bytes(*bytes))
     }
 
-    /// A string or bytes: their length, then the content, padded to a multiple of 4.
+    /// Skips a string or bytes: their length, then the content, padded to a multiple of 4.
     fn opaque(&mut self) -> Option<()> {
         let length = usize::try_from(self.word()?).ok()?;
         self.skip(length.checked_next_multiple_of(4)?)
     }
 
-    /// An optional string.
+    /// Skips an optional string.
     fn optional(&mut self) -> Option<()> {
         match self.word()? {
             0 => Some(()),
@@ -88,7 +89,7 @@ impl ArgumentReader<'_> {
         }
     }
 
-    /// The value of a parameter, preceded by its type (`virTypedParameterType`).
+    /// Skips the value of a parameter, preceded by its type (`virTypedParameterType`).
     fn value(&mut self) -> Option<()> {
         match self.word()? {
             // int, unsigned int, boolean

@@ -5,7 +5,7 @@ use crate::tunnel::final_reply::LAST_CALLS;
 
 const POST_COPY: u32 = 1 << 15;
 
-/// Calls that libvirts sent while they moved a guest; `agent/host/testdata/README.md` describes them.
+/// Calls that libvirts sent while they migrated a guest. `agent/host/testdata/README.md` describes them.
 const RECORDED: [(&str, &[u8], bool); 4] = [
     (
         "bookworm-paused",
@@ -46,7 +46,7 @@ fn message(header: Header, body: &[u8]) -> Vec<u8> {
     [&Header { length, ..header }.to_bytes()[..], body].concat()
 }
 
-/// Encodes bytes with their length, as in XDR.
+/// Encodes bytes with their length in front, as in XDR.
 fn opaque(bytes: &[u8]) -> Vec<u8> {
     let mut all = u32::try_from(bytes.len()).unwrap().to_be_bytes().to_vec();
     all.extend_from_slice(bytes);
@@ -58,7 +58,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// Returns a last call as libvirt makes it, with a cookie of this length.
+/// Returns a last call as libvirt encodes it, with a cookie of this length.
 fn last_call(procedure: u32, cookie: usize, flags: u32, cancelled: u32) -> Vec<u8> {
     let cookie = opaque(&vec![b'c'; cookie]);
     let before = match procedure {
@@ -86,8 +86,9 @@ fn last_call(procedure: u32, cookie: usize, flags: u32, cancelled: u32) -> Vec<u
     message(header(procedure, CALL), &[before, words(&[flags, cancelled])].concat())
 }
 
-/// Feeds pieces of this size, with `guest` as the result of each query of the guest's state. Returns the output, the
-/// number of queries, and why the session ends, if it does.
+/// Passes the bytes in pieces of this size, and returns `guest` for each query of the guest's state.
+///
+/// Returns the output, the number of queries, and the reason if the session ends.
 fn carried(bytes: &[u8], piece: usize, guest: GuestLeft) -> (Vec<u8>, usize, Option<NotUnderstood>) {
     let (mut calls, mut out, mut consulted) = (LastCalls::default(), Vec::new(), 0);
     for bytes in bytes.chunks(piece) {
@@ -162,10 +163,10 @@ fn calls_that_resume_no_guest_pass_unchanged() {
     }
 }
 
-/// Description, bytes that are no known last call, and why.
+/// Description, bytes that are not a known last call, and the expected reason.
 type Case = (&'static str, Vec<u8>, NotUnderstood);
 
-/// Calls that resume a guest in another way.
+/// Cases with calls that resume a guest in another way.
 fn procedure_cases() -> Vec<Case> {
     let procedure = |procedure| NotUnderstood::Procedure { procedure };
     vec![
@@ -188,7 +189,7 @@ fn procedure_cases() -> Vec<Case> {
     ]
 }
 
-/// Last calls with other arguments.
+/// Cases with last calls that have other arguments.
 fn argument_cases() -> Vec<Case> {
     let arguments = |bytes| NotUnderstood::Arguments { procedure: 306, bytes };
     let mut longer = last_call(306, 4, 0, 0)[HEADER..].to_vec();
@@ -232,7 +233,7 @@ fn argument_cases() -> Vec<Case> {
     ]
 }
 
-/// Last calls with another header.
+/// Cases with last calls that have another header.
 fn header_cases() -> Vec<Case> {
     let program = |program, version| NotUnderstood::Program { program, version };
     let with = |change: fn(&mut Header)| {
@@ -295,8 +296,9 @@ fn data_before_a_last_call_passes_without_wait() {
     assert!(calls.has_seen_last_call());
 }
 
-/// Returns the calls in a stream with which the receiving libvirtd resumes a guest. Decodes them as libvirtd does:
-/// from the start of the arguments, whatever follows them.
+/// Returns the calls in a stream with which the receiving libvirtd resumes a guest.
+///
+/// Decodes the calls as libvirtd does: from the start of the arguments, regardless of the data after them.
 fn server(mut stream: &[u8]) -> Vec<u32> {
     let mut found = Vec::new();
     while let Some((header, rest)) = stream.split_first_chunk() {
@@ -369,7 +371,7 @@ fn resumed_by_217(mut body: &[u8]) -> Option<bool> {
 }
 
 proptest! {
-    /// No change to the data of libvirt makes it resume a guest that was not switched.
+    /// No mutation of libvirt's data resumes a guest that was not switched.
     #[test]
     fn mutated_calls_never_resume_a_guest(
         which in 0..RECORDED.len() + 2,

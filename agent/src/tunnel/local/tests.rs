@@ -1,4 +1,4 @@
-//! Lines between an agent and a tunnel of its node: each written message can be read, and anything else is an error.
+//! Lines between an agent and a tunnel of its node. Each written message can be parsed, and all other lines are errors.
 
 use proptest::prelude::*;
 use serde_json::Map;
@@ -92,7 +92,7 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
     ]
 }
 
-/// A recorded line with a piece cut out, duplicated or overwritten.
+/// Generates a recorded line with a piece removed, duplicated or overwritten.
 fn mutated() -> impl Strategy<Value = String> {
     let lines = CALLS.lines().chain(MESSAGES.lines()).collect();
     mutated_line(lines, Just("[".repeat(1000)), 40)
@@ -131,7 +131,7 @@ proptest! {
             let written = serde_json::to_string(&request).unwrap();
             prop_assert_eq!(serde_json::from_str::<TunnelRequest>(&written).unwrap(), request);
         }
-        // A result of a later version is read, and never written.
+        // A result of a later version can be parsed, but is never written.
         let _ = serde_json::from_str::<ServerMessage>(&line);
     }
 
@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// Removes each field of an object in turn. Returns the rest and the name of the field.
+/// Removes each field of an object in turn. Returns the remaining object and the name of the removed field.
 fn without_each(object: &Map<String, Value>) -> impl Iterator<Item = (Value, &String)> {
     object.keys().map(|name| {
         let mut rest = object.clone();

@@ -16,7 +16,7 @@ use crate::tunnel::{
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000002";
 
-/// Returns a message between two libvirts, of their program for domains.
+/// Returns a message between two libvirts, of libvirt's program for domains.
 fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(28 + body.len()).unwrap();
     let words = [length, 0x2000_8086, 1, procedure, kind, serial, status];
@@ -24,12 +24,12 @@ fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> 
     header.chain(body.iter().copied()).collect()
 }
 
-/// Returns the last call, which leaves the guest paused, and its reply.
+/// Returns a last call that leaves the guest paused, and the reply to the call.
 fn last_call() -> (Vec<u8>, Vec<u8>) {
     (last_call_with([0, 0, 0, 1 << 5]), message(306, 1, 12, 0, &[1; 60]))
 }
 
-/// Returns a last call without parameters, and with a cookie of 4 bytes.
+/// Returns a last call without parameters and with a cookie of 4 bytes.
 fn last_call_with(flags: [u8; 4]) -> Vec<u8> {
     let arguments = [[0; 4], [0, 0, 0, 4], [9; 4], flags, [0; 4]];
     message(306, 0, 12, 0, arguments.as_flattened())
@@ -56,7 +56,7 @@ async fn guest_is_released_only_once_the_source_read_the_reply() {
     let guest = world.guest();
     let (mut source, mut target) = libvirts(&world).await;
     let (call, reply) = last_call();
-    // Another call comes first, as in real migrations.
+    // Another call comes first, as in a real migration.
     pass(&mut source, &mut target, &message(303, 0, 11, 0, &[3; 100])).await;
     pass(&mut target, &mut source, &message(303, 1, 11, 0, &[])).await;
     pass(&mut source, &mut target, &call).await;
@@ -67,7 +67,7 @@ async fn guest_is_released_only_once_the_source_read_the_reply() {
         .until(MIGRATION, |state| state.reply == ReplyProgress::Forwarded)
         .await;
     assert_eq!((state.released, state.acknowledged), (None, false));
-    // All but the last byte.
+    // Reads all bytes but the last.
     source.read_exact(&mut vec![0; reply.len() - 1]).await.unwrap();
     assert_eq!(world.source.state(MIGRATION).unwrap().released, None);
     assert_eq!(guest.resumed(), 0);
@@ -104,15 +104,15 @@ async fn guest_with_post_copy_waits_at_target_until_switched() {
     }
 }
 
-/// Data with which a source's libvirt might resume its guest at the target, and which this version does not know.
+/// Data of a source's libvirt that might resume the guest at the target, and that this version does not know.
 fn unknown_last_calls() -> [Vec<u8>; 4] {
     [
-        // A last call of a later libvirt, and one of an earlier libvirt.
+        // A last call of a later libvirt, and a last call of an earlier libvirt.
         message(454, 0, 12, 0, &[0; 16]),
         message(109, 0, 12, 0, &[0; 32]),
-        // With an additional argument.
+        // A last call with an additional argument.
         message(306, 0, 12, 0, &[0; 20]),
-        // Not libvirt's protocol.
+        // Data that does not follow libvirt's protocol.
         b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
     ]
 }
@@ -137,7 +137,7 @@ async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
         assert_eq!(world.source.metrics.not_understood.get(), 1);
         let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
         assert_eq!((state.ended.as_deref(), state.released), (Some("PeerClosed"), None));
-        // Its sockets are removed: a late call of the same agent finds nothing.
+        // The target has not resumed the guest.
         assert_eq!(world.guest().resumed(), 0);
     }
 }
@@ -149,7 +149,7 @@ async fn unknown_call_passes_once_the_guest_has_been_switched() {
     let (mut source, mut target) = libvirts(&world).await;
     let [call, ..] = unknown_last_calls();
     let guest = world.source.guests.of(DOMAIN);
-    // Its libvirt does not respond at first.
+    // The libvirt of the guest does not respond at first.
     guest.leaves(GuestLeft::Unknown);
     source.write_all(&call).await.unwrap();
     guest.until_queried().await;
@@ -173,7 +173,7 @@ async fn missed_last_call_keeps_later_guests_from_being_switched() {
     let state = world.source.until(MIGRATION, |state| !state.holds_last_call).await;
     assert_eq!(state.released, Some(Proof::SourceStopped));
     assert_eq!(world.source.metrics.missed.get(), 1);
-    // The guest has certainly left, so it is resumed.
+    // The guest has certainly left the source, so the target resumes it.
     world.target.until(MIGRATION, |state| state.resumed).await;
 }
 
@@ -190,16 +190,16 @@ async fn source_that_ends_before_the_reply_proves_nothing() {
         .source
         .until(MIGRATION, |state| state.reply == ReplyProgress::Forwarded)
         .await;
-    // The kernel discards the data that it had not read.
+    // The kernel discards the data that the source's libvirt has not read.
     drop(source);
     assert_eq!(target.read(&mut [0]).await.unwrap_or(0), 0);
-    // The state after a later call shows that nothing came of it.
+    // The state after a later call shows that the unread reply was not accepted as a proof.
     world.source.client.keep_paused(MIGRATION, true).await.unwrap();
     let state = world.source.state(MIGRATION).unwrap();
     assert_eq!((state.reply, state.released), (ReplyProgress::Forwarded, None));
     assert_eq!(world.guest().resumed(), 0);
     assert!(!world.target.state(MIGRATION).unwrap().resumed);
-    // Its agent may still find another proof.
+    // The source's agent may still find another proof.
     world.source.client.keep_paused(MIGRATION, false).await.unwrap();
     world.release(MIGRATION, Proof::SourceGone).await;
     let state = world.source.until(MIGRATION, |state| state.acknowledged).await;
@@ -285,7 +285,7 @@ async fn guest_that_the_agent_resumed_first_is_no_trouble() {
     assert_eq!(guest.resumed(), 0);
 }
 
-/// Cuts the network after various numbers of bytes, thus within, before and after each message.
+/// Cuts the network after various numbers of bytes, and thus within, before and after each message.
 #[tokio::test]
 async fn a_hand_over_survives_a_cut_at_any_place() {
     let world = TunnelWorld::new().await;
@@ -308,7 +308,7 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
             .pair(&migration, of(source.fingerprint, None))
             .await
             .unwrap();
-        // Released before the first message is sent.
+        // The guest is released before the first message is sent.
         world.release(&migration, Proof::SourceStopped).await;
         let address = Some(network.address.to_string());
         world
@@ -318,16 +318,16 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
             .await
             .unwrap();
         cases.push((migration, network, guest));
-        // As many at a time as a tunnel allows.
+        // Runs about half as many sessions at a time as a tunnel allows.
         if cases.len() == 30 {
             cut += finish(&world, std::mem::take(&mut cases)).await;
         }
     }
-    // The last ones finish before they would be cut.
+    // The last hand-overs finish before the network would be cut.
     assert!((20..90).contains(&cut), "{cut} connections were cut");
 }
 
-/// Waits for the end of hand-overs. Returns how many of them needed another connection.
+/// Waits for the end of the hand-overs. Returns the number of hand-overs that needed a second connection.
 async fn finish(world: &TunnelWorld, cases: Vec<(String, Network, super::world::FakeGuest)>) -> usize {
     let mut cut = 0;
     for (migration, network, guest) in cases {

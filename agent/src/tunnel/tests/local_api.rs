@@ -33,7 +33,7 @@ async fn repeated_calls_change_nothing() {
     let prepared = node.client.prepare(spec.clone()).await.unwrap();
     assert_eq!(prepared.fingerprint.len(), 64);
     assert_eq!(prepared.address, node.address.to_string());
-    // Changes caused by a call are known when it returns.
+    // Changes that a call causes are known when the call returns.
     let state = node.state(MIGRATION).unwrap();
     assert!(!state.paired);
     assert_eq!(node.client.prepare(spec.clone()).await.unwrap(), prepared);
@@ -198,7 +198,7 @@ async fn draining_tunnel_takes_no_session_and_ends_after_the_last() {
     node.process.stop();
     let other = node.spec("0", Role::Target);
     assert_eq!(reason(node.client.prepare(other).await), "Draining");
-    // The existing session continues: another agent may connect, and the session can be paired and released.
+    // The existing session continues. Another agent can connect, and the guest can be released.
     let path = node.folder.0.join("tunnels/own.sock");
     let agent = TunnelClient::connect(&path).await.unwrap();
     agent.prepare(node.spec(MIGRATION, Role::Source)).await.unwrap();
@@ -209,7 +209,7 @@ async fn draining_tunnel_takes_no_session_and_ends_after_the_last() {
     node.until(MIGRATION, |state| state.acknowledged).await;
     assert!(!node.process.running_tasks().is_empty());
     agent.close(MIGRATION).await.unwrap();
-    // The agents see that the connection ends, and the process has nothing left to do.
+    // The agents notice the end of the connection, and the process has no tasks left.
     for mut sessions in [agent.sessions(), node.client.sessions()] {
         while sessions.changed().await.is_ok() {}
     }

@@ -20,7 +20,7 @@ async fn sessions_of_all_tunnels_of_the_node_are_known() {
     let old = Node::new().await;
     old.client.prepare(old.spec(FIRST, Role::Target)).await.unwrap();
     let folder = old.folder.0.join("tunnels");
-    // Left by processes that are gone.
+    // Files that ended processes have left.
     drop(UnixListener::bind(folder.join("dead.sock")).unwrap());
     fs::write(folder.join("notes.txt"), "not a tunnel").unwrap();
     let process = Process::new();
@@ -36,7 +36,7 @@ async fn sessions_of_all_tunnels_of_the_node_are_known() {
     own.prepare(new.spec(SECOND, Role::Target)).await.unwrap();
     assert!(new.state(SECOND).is_some());
     until(&tunnels, |known| known.sessions.len() == 2).await;
-    // Each session is closed through the tunnel that has it.
+    // Each session is closed through the tunnel that carries it.
     let first = tunnels.session(FIRST).unwrap();
     assert_eq!(first.state.role, Role::Target);
     old.process.stop();
@@ -56,7 +56,7 @@ async fn own_tunnel_is_found_again_after_a_restart() {
     until(&tunnels, |known| known.is_complete).await;
     node.client.prepare(node.spec(FIRST, Role::Target)).await.unwrap();
     until(&tunnels, |known| known.sessions.contains_key(FIRST)).await;
-    // It ends like a restarted container: its sessions end too.
+    // The tunnel ends like a restarted container: its sessions end too.
     node.client.close(FIRST).await.unwrap();
     node.process.stop();
     until(&tunnels, |known| known.own.is_none()).await;

@@ -19,14 +19,14 @@ use crate::tunnel::{
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000003";
 
-/// A client that knows a session's address, and may have the right key.
+/// A client that knows the address of a session, and may have the right key.
 struct Caller {
     identity: SessionIdentity,
     target: String,
 }
 
 impl Caller {
-    /// Creates the peer of the target's session if `known`; otherwise the session gets another peer.
+    /// Creates the peer of the target's session if `known`. Otherwise, the session is paired with another peer.
     async fn new(node: &Node, known: bool) -> Self {
         let caller = Self::unpaired(node).await;
         let other = SessionIdentity::new(MIGRATION).unwrap();
@@ -72,7 +72,7 @@ async fn until_refused(stream: &mut (impl AsyncReadExt + Unpin)) {
     while stream.read(&mut [0; 64]).await.unwrap_or(0) > 0 {}
 }
 
-/// Waits until the number of refusals is reached: a refusal is counted after the connection is closed.
+/// Waits until the refusal has been counted this number of times. It is counted after the connection is closed.
 async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
     while node.metrics.refusals(refusal) < times {
         tokio::task::yield_now().await;
@@ -91,7 +91,7 @@ async fn responds(control: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) {
     assert_eq!(line(control).await, PONG);
 }
 
-/// The response to a ping.
+/// Response to a ping.
 const PONG: &str = r#"{"pong":{"version":2}}"#;
 
 /// Reads the next line from the other side.
@@ -109,7 +109,7 @@ async fn line(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
 async fn client_with_another_certificate_is_refused() {
     let node = Node::new().await;
     let stranger = Caller::new(&node, false).await;
-    // The client has finished its part before the server refuses.
+    // The handshake succeeds on the client's side before the server refuses the client.
     if let Ok(mut stream) = stranger.connect(&node, MIGRATION).await {
         let _ = stream.write_all(&StreamContent::Control.header()).await;
         let _ = stream
@@ -167,7 +167,7 @@ async fn source_that_dials_before_pairing_waits() {
     let caller = Caller::unpaired(&node).await;
     let connecting = caller.connect(&node, MIGRATION);
     let pairing = async {
-        // It occupies the only place for connections that are not identified yet.
+        // The connecting client occupies the only slot for unidentified connections.
         let _next = TcpStream::connect(node.address).await.unwrap();
         while node.metrics.refusals(StreamRefusal::TooManyConnections) == 0 {
             assert_eq!(node.metrics.refusals(StreamRefusal::UnknownSession), 0);
@@ -187,7 +187,7 @@ async fn session_without_a_peer_ends_waiting_connections() {
     let caller = Caller::unpaired(&node).await;
     assert!(caller.connect(&node, MIGRATION).await.is_err());
     counted(&node, StreamRefusal::TooSlow, 1).await;
-    // A session that is closed meanwhile is treated as missing.
+    // A session that is closed while a client waits is treated as missing.
     let node = Node::new().await;
     let caller = Caller::unpaired(&node).await;
     let closing = async { node.client.close(MIGRATION).await.unwrap() };
@@ -208,12 +208,12 @@ async fn sessions_that_are_not_there_are_refused() {
     );
     counted(&node, StreamRefusal::UnknownSession, 1).await;
     still_good(&node, &caller).await;
-    // A session with the source role, which only dials.
+    // A session with the source role, which only dials, accepts no connections.
     let other = "5eed0000-0000-4000-8000-00000000eeee";
     node.client.prepare(node.spec(other, Role::Source)).await.unwrap();
     assert!(caller.connect(&node, other).await.is_err());
     counted(&node, StreamRefusal::UnknownSession, 2).await;
-    // The right certificate again, after its session was closed, and after a new one was created.
+    // The former certificate is refused after its session was closed, and after a new session was created.
     node.client.close(MIGRATION).await.unwrap();
     assert!(caller.connect(&node, MIGRATION).await.is_err());
     counted(&node, StreamRefusal::UnknownSession, 3).await;
@@ -258,14 +258,14 @@ async fn garbage_is_refused_without_harm_to_the_session() {
     stream.shutdown().await.unwrap();
     until_refused(&mut stream).await;
     counted(&node, StreamRefusal::ClosedEarly, 1).await;
-    // A line that never ends, and lines that are not understood.
+    // A line without an end, and lines that cannot be understood.
     let mut stream = caller.open(&node, StreamContent::Control.header()).await;
     let _ = stream.write_all(&[b'{'; 10_000]).await;
     until_refused(&mut stream).await;
     let mut stream = caller.open(&node, StreamContent::Control.header()).await;
     let lines = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
     stream.write_all(lines).await.unwrap();
-    // Each gets a response, so that a side of a later version does not wait for ever.
+    // Each line gets a response, so that a side of a later version does not wait forever.
     for key in ["", "release", "release"] {
         let expected = format!(r#"{{"notUnderstood":{{"word":"{key}"}}}}"#);
         assert_eq!(line(&mut stream).await, expected);
@@ -278,7 +278,7 @@ async fn garbage_is_refused_without_harm_to_the_session() {
 async fn slow_client_is_refused() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(500))).await;
     let caller = Caller::new(&node, true).await;
-    // One connection sends nothing at all, another stops during or after the handshake.
+    // One connection sends no data, and another stops during or after the handshake.
     let mut unresponsive = TcpStream::connect(node.address).await.unwrap();
     let slow = caller.connect(&node, MIGRATION).await;
     until_refused(&mut unresponsive).await;
@@ -352,7 +352,7 @@ async fn a_stream_that_nothing_in_the_pod_takes_is_refused() {
     counted(&world.target, StreamRefusal::NoProcessInPod, 1).await;
 }
 
-/// A newer control channel replaces the older one, which may have been cut.
+/// Checks that a newer control channel replaces the older channel, which may have been cut.
 #[tokio::test]
 async fn the_newest_control_channel_counts() {
     let node = Node::new().await;

@@ -10,7 +10,7 @@ use super::world::{TunnelWorld, frames, noise};
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000001";
 
-/// Writes in pieces of this size, and ends its direction.
+/// Writes the bytes in pieces of this size, and ends the direction.
 async fn send(stream: &mut (impl AsyncWriteExt + Unpin), bytes: &[u8], piece: usize) {
     for piece in bytes.chunks(piece) {
         stream.write_all(piece).await.unwrap();
@@ -24,7 +24,7 @@ async fn receive(stream: &mut (impl AsyncReadExt + Unpin)) -> Vec<u8> {
     bytes
 }
 
-/// Both sides send at the same time, each ends its direction, and each receives everything that the other sent.
+/// Sends data in both directions at the same time, and checks that each side receives all data of the other side.
 async fn exchange(ours: UnixStream, theirs: UnixStream, there: &[u8], back: &[u8], piece: usize) {
     let (mut our_reads, mut our_writes) = ours.into_split();
     let (mut their_reads, mut their_writes) = theirs.into_split();
@@ -59,13 +59,13 @@ async fn streams_carry_data_both_ways_regardless_of_chunk_sizes() {
             let ours = source.connect(from).await;
             let (theirs, _) = listener.accept().await.unwrap();
             let (mut there, back) = (noise(length, 1), noise(length / 3, 2));
-            // From a source's libvirt, only its protocol is carried.
+            // The tunnel carries only libvirt's protocol from a source's libvirt.
             if from == MIGRATION_LIBVIRT_SOCKET {
                 there = frames(&there);
             }
             exchange(ours, theirs, &there, &back, piece).await;
             carried += there.len() as u64;
-            // Only one such stream may exist, so the next one waits for the end of this one.
+            // Only one libvirt stream may exist at a time, so the next stream waits for the end of this one.
             world.source.until(MIGRATION, |state| state.sent == carried).await;
         }
     }
@@ -104,7 +104,7 @@ async fn unread_stream_stops_the_writer_and_loses_nothing() {
     let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
     let ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
     let (mut theirs, _) = listener.accept().await.unwrap();
-    // More than all buffers on the way can hold is never accepted.
+    // The writer cannot send more data than the buffers between the two sides can hold.
     let bytes = noise(32 << 20, 3);
     let mut written = 0;
     loop {
@@ -135,7 +135,7 @@ async fn streams_end_with_the_session_on_both_sides() {
     assert_eq!(ours.read(&mut [0]).await.unwrap(), 0);
     assert_eq!(theirs.read(&mut [0]).await.unwrap_or(0), 0);
     assert!(world.source.state(MIGRATION).is_none());
-    // Its sockets are removed, and the other side knows the reason.
+    // The other side knows the reason for the end.
     let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
     assert_eq!(state.ended.as_deref(), Some("PeerClosed"));
     assert!(!state.connected);

@@ -9,7 +9,7 @@ use crate::tunnel::{
     local::{CallResult, ReplyProgress, Role, ServerMessage, TunnelCall, TunnelRequest},
 };
 
-/// Checks that each line still parses, and is still written the same way, except for values to which `adds` applies.
+/// Checks that each line can still be parsed and is written unchanged, except for values to which `adds` applies.
 fn read<T: Debug + Serialize + DeserializeOwned>(lines: &str, adds: impl Fn(&T) -> bool) -> Vec<T> {
     let read = lines.lines().map(|line| {
         let value: T = serde_json::from_str(line).unwrap();
@@ -51,7 +51,7 @@ fn lines_of_the_previous_release_are_read() {
     assert!(!messages.iter().any(unknown));
 }
 
-/// The previous release ignores the version in a ping.
+/// Checks lines for the previous release, which ignores the version in a ping.
 #[test]
 fn control_lines_are_complete_for_the_previous_release() {
     let ping = serde_json::to_value(Message::Ping { version: 2 }).unwrap();
@@ -103,6 +103,6 @@ fn values_of_a_later_version_are_unknown() {
             result: CallResult::Unknown
         }
     );
-    // An unknown call is refused instead, with the reason.
+    // An unknown call is refused, with the reason.
     assert!(serde_json::from_value::<TunnelCall>(json!({"hibernate": {}})).is_err());
 }

@@ -1,4 +1,4 @@
-//! Fixtures of the tests: a node with its tunnel, pods, guests, and a network that can be cut.
+//! Fixtures of the tests: nodes with tunnels, pods, guests, and a network that can be cut.
 
 use std::{
     collections::BTreeMap,
@@ -63,17 +63,17 @@ impl Drop for TestFolder {
     }
 }
 
-/// A guest whose state the test sets.
+/// A guest whose state is set by the test.
 #[derive(Clone, Debug)]
 pub(super) struct FakeGuest {
     state: watch::Sender<GuestHere>,
     resumed: Arc<AtomicUsize>,
     left: Arc<Mutex<GuestLeft>>,
-    /// Number of queries to its source's libvirt.
+    /// Number of state queries to the libvirt of the guest's source.
     queries: watch::Sender<usize>,
-    /// Number of attempts to resume it that fail.
+    /// Number of attempts to resume the guest that fail.
     pub(super) failures: Arc<AtomicUsize>,
-    /// Whether the node's agent resumes it just before the tunnel does.
+    /// Whether the node's agent resumes the guest just before the tunnel does.
     pub(super) agent_is_faster: Arc<AtomicBool>,
 }
 
@@ -93,17 +93,17 @@ impl FakeGuest {
         self.state.send_replace(state);
     }
 
-    /// Sets the state that its source's libvirt reports.
+    /// Sets the state that the libvirt of the guest's source reports.
     pub(super) fn leaves(&self, left: GuestLeft) {
         *self.left.lock() = left;
     }
 
-    /// Waits until its source's libvirt has been queried.
+    /// Waits until the libvirt of the guest's source has been queried.
     pub(super) async fn until_queried(&self) {
         self.queries.subscribe().wait_for(|queries| *queries > 0).await.unwrap();
     }
 
-    /// Returns how often it was resumed.
+    /// Returns the number of times that the guest was resumed.
     pub(super) fn resumed(&self) -> usize {
         self.resumed.load(Ordering::SeqCst)
     }
@@ -293,14 +293,14 @@ impl Pod {
         }
     }
 
-    /// Listens like libvirt or QEMU of a target.
+    /// Listens on a socket like the libvirt or QEMU of a target.
     pub(super) fn listen(&self, path: &str) -> (UnixListener, PodListener) {
         let socket = self.folder.listen(path, self.owner).unwrap();
         let listener: StdListener = socket.listener().unwrap();
         (UnixListener::from_std(listener).unwrap(), socket)
     }
 
-    /// Connects like libvirt or QEMU of a source.
+    /// Connects to a socket like the libvirt or QEMU of a source.
     pub(super) async fn connect(&self, path: &str) -> UnixStream {
         let socket = self.folder.open_socket(path).unwrap();
         UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))
@@ -309,7 +309,7 @@ impl Pod {
     }
 }
 
-/// Two nodes between which a guest can move.
+/// Two nodes between which a guest can migrate.
 #[derive(Debug)]
 pub(super) struct TunnelWorld {
     pub(super) source: Node,
@@ -324,7 +324,8 @@ impl TunnelWorld {
         }
     }
 
-    /// Prepares and pairs both sides. The source dials the target at `address`, or where it listens if there is none.
+    /// Prepares and pairs both sides. The source dials the target at `address`, or at the target's own address if it is
+    /// `None`.
     pub(super) async fn pair(&self, migration: &str, address: Option<SocketAddr>) {
         let target = self
             .target
@@ -361,8 +362,7 @@ impl TunnelWorld {
     }
 }
 
-/// A network link. It cuts its first connection after a number of bytes, counted in both directions, and no later
-/// one.
+/// A network link. It cuts only its first connection, after a number of bytes in both directions together.
 #[derive(Debug)]
 pub(super) struct Network {
     pub(super) address: SocketAddr,
@@ -416,7 +416,7 @@ async fn pass(mut from: TcpStream, to: SocketAddr, most: u64) {
     }
 }
 
-/// Returns pseudo-random bytes, the same for the same seed.
+/// Returns pseudo-random bytes. The same seed gives the same bytes.
 pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -430,8 +430,9 @@ pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Wraps the bytes as arguments of calls by which a libvirt prepares migrations
-/// (`REMOTE_PROC_DOMAIN_MIGRATE_PREPARE3_PARAMS`), at most one MiB in each.
+/// Wraps the bytes as arguments of calls with which a libvirt prepares migrations.
+///
+/// The calls are `REMOTE_PROC_DOMAIN_MIGRATE_PREPARE3_PARAMS`, with at most one MiB each.
 pub(super) fn frames(bytes: &[u8]) -> Vec<u8> {
     let one = |body: &[u8]| {
         let header = Header {
@@ -451,7 +452,7 @@ pub(super) fn frames(bytes: &[u8]) -> Vec<u8> {
     bytes.chunks(1 << 20).flat_map(one).collect()
 }
 
-/// Creates a file with this content, for tests with a file in the place of a socket.
+/// Creates a file with this content, for tests in which a file has the path of a socket.
 pub(super) fn write(path: &PathBuf, content: &[u8]) {
     fs::File::create(path).unwrap().write_all_at(content, 0).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Quantities, such as of bytes and CPUs.
+//! Quantities of resources, such as bytes and CPUs.
 
 use std::fmt;
 

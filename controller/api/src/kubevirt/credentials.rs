@@ -1,4 +1,4 @@
-//! Credentials of a guest's accounts that the cluster keeps.
+//! Credentials of accounts in a guest that are stored in the cluster.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct AccessCredential {
-    /// Public keys of SSH.
+    /// Public SSH keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_public_key: Option<SshPublicKey>,
-    /// Passwords.
+    /// Passwords of users of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_password: Option<UserPassword>,
 }
 
 impl AccessCredential {
-    /// Returns the name of its Secret.
+    /// Returns the name of the Secret with the credentials.
     pub fn secret(&self) -> Option<&str> {
         let keys = self.ssh_public_key.as_ref().map(|keys| &keys.source);
         let source = keys.or(self.user_password.as_ref().map(|passwords| &passwords.source))?;
         Some(source.secret.as_ref()?.secret_name.as_str())
     }
 
-    /// Returns whether the guest agent sets it.
+    /// Returns whether the guest agent sets the credentials.
     pub fn is_by_agent(&self) -> bool {
         let keys = self.ssh_public_key.as_ref();
         let passwords = self.user_password.as_ref();
@@ -33,18 +33,18 @@ impl AccessCredential {
     }
 }
 
-/// Public keys of SSH.
+/// Public SSH keys of accounts in the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct SshPublicKey {
-    /// Where the keys are.
+    /// Source of the keys.
     pub source: CredentialSource,
-    /// Method of passing them to the guest.
+    /// Method of passing the keys to the guest.
     pub propagation_method: PropagationMethod,
 }
 
-/// Where credentials are.
+/// Source of credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -59,7 +59,7 @@ pub struct CredentialSource {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CredentialSecret {
-    /// Its name.
+    /// Name of the Secret.
     pub secret_name: String,
 }
 
@@ -68,13 +68,13 @@ pub struct CredentialSecret {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct PropagationMethod {
-    /// By the metadata of the volume cloudInitNoCloud, when the guest starts.
+    /// Passes the keys in the metadata of the volume cloudInitNoCloud, when the guest starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_cloud: Option<ByMetadata>,
-    /// By the metadata of the volume cloudInitConfigDrive, when the guest starts.
+    /// Passes the keys in the metadata of the volume cloudInitConfigDrive, when the guest starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_drive: Option<ByMetadata>,
-    /// By the guest agent, while the guest runs.
+    /// Passes the keys through the guest agent, while the guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu_guest_agent: Option<KeysByAgent>,
 }
@@ -84,7 +84,7 @@ pub struct PropagationMethod {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct KeysByAgent {
-    /// Users of the guest.
+    /// Names of the users.
     #[schemars(length(max = 64))]
     pub users: Vec<String>,
 }
@@ -94,9 +94,9 @@ pub struct KeysByAgent {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct UserPassword {
-    /// Where the passwords are: each key of the Secret is a user, its value the password.
+    /// Source of the passwords: each key of the Secret is the name of a user, and its value is the password.
     pub source: CredentialSource,
-    /// Method of passing them to the guest.
+    /// Method of passing the passwords to the guest.
     pub propagation_method: PasswordMethod,
 }
 
@@ -105,7 +105,7 @@ pub struct UserPassword {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct PasswordMethod {
-    /// By the guest agent, while the guest runs.
+    /// Passes the passwords through the guest agent, while the guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu_guest_agent: Option<PasswordsByAgent>,
 }

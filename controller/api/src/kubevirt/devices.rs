@@ -8,40 +8,41 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Devices {
-    /// Disks, each of the volume with its name.
+    /// Disks. Each disk has the content of the volume with the same name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Disk>")]
     pub disks: Vec<Disk>,
-    /// Network interfaces, each on the network with its name.
+    /// Network interfaces. Each interface is connected to the network with the same name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Interface>")]
     pub interfaces: Vec<Interface>,
-    /// A source of random numbers.
+    /// Source of random numbers for the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,
-    /// The guest has a serial port, whose output is in the log of its pod. Yes if not set.
+    /// Whether the guest has a serial port, whose output is in the log of the pod. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_serial_console: Option<bool>,
-    /// The guest has a screen, for VNC. Yes if not set.
+    /// Whether the guest has a display, for VNC. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_graphics_device: Option<bool>,
-    /// A guest without interfaces gets one on the pod's network. Yes if not set.
+    /// Whether a guest without interfaces gets an interface on the pod's network. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_pod_interface: Option<bool>,
-    /// A guest without inputs gets a tablet on the USB bus. No if not set.
+    /// Whether a guest without inputs gets a tablet on the USB bus. No if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_input_device: Option<bool>,
-    /// The guest has a memory balloon, by which the host gets back the pages that the guest frees. Yes if not set.
+    /// Whether the guest has a memory balloon, through which the host gets back the pages that the guest frees. Yes if
+    /// not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_mem_balloon: Option<bool>,
     /// Pointing devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Input>")]
     pub inputs: Vec<Input>,
-    /// A watchdog, which acts when the guest does not respond to it in time.
+    /// Watchdog, which acts when the guest does not respond to it in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
-    /// A sound card, whose output is discarded.
+    /// Sound card, whose output is discarded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sound: Option<Sound>,
 }
@@ -51,13 +52,13 @@ pub struct Devices {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Input {
-    /// Its name.
+    /// Name of the device.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// tablet: its position is that of the viewer's pointer.
+    /// Type of the device: tablet. The position of a tablet is that of the viewer's pointer.
     #[serde(rename = "type", default)]
     pub type_: InputType,
-    /// usb if not set.
+    /// Bus of the device: usb or virtio. usb if not set.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -67,11 +68,11 @@ pub struct Input {
     pub bus: Option<InputBus>,
 }
 
-/// The kind of a pointing device.
+/// Type of a pointing device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InputType {
-    /// Positions are absolute.
+    /// Tablet: positions are absolute.
     #[default]
     Tablet,
 }
@@ -80,10 +81,10 @@ pub enum InputType {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InputBus {
-    /// By a USB controller, which the guest has then.
+    /// USB. The guest also gets a USB controller.
     #[default]
     Usb,
-    /// Made for virtual machines.
+    /// virtio, which is designed for virtual machines.
     Virtio,
 }
 
@@ -92,20 +93,20 @@ pub enum InputBus {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Watchdog {
-    /// Its name.
+    /// Name of the watchdog.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Intel's 6300ESB, the only one.
+    /// Intel 6300ESB, the only supported model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub i6300esb: Option<I6300Esb>,
 }
 
-/// Intel's 6300ESB.
+/// A watchdog of the model Intel 6300ESB.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct I6300Esb {
-    /// reset if not set.
+    /// Action when the guest does not respond in time: poweroff, reset or shutdown. reset if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<WatchdogAction>")]
     pub action: Option<WatchdogAction>,
@@ -140,10 +141,10 @@ impl WatchdogAction {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Sound {
-    /// Its name.
+    /// Name of the sound card.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// ich9 or ac97; ich9 if not set.
+    /// Model of the sound card: ich9 or ac97. ich9 if not set.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -184,16 +185,16 @@ pub struct Rng {}
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Disk {
-    /// Name of the volume.
+    /// Name of the disk and of its volume.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// The guest sees a disk. So it does if neither this nor `cdrom` is set.
+    /// Presents the volume to the guest as a disk. The default if neither `disk` nor `cdrom` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskTarget>,
-    /// The guest sees a CD-ROM.
+    /// Presents the volume to the guest as a CD-ROM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cdrom: Option<CdRomTarget>,
-    /// Place in the order of booting, from 1.
+    /// Position in the boot order, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub boot_order: Option<u32>,
@@ -205,8 +206,8 @@ pub struct Disk {
     )]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
-    /// Cache mode: `none`, `writethrough` or `writeback`. If not set, `none` where the storage can be written past the
-    /// host's cache, else `writethrough`.
+    /// Cache mode: `none`, `writethrough` or `writeback`. If not set, `none` for a PersistentVolumeClaim, and QEMU's
+    /// default for a disk that is deleted with the pod.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -216,30 +217,30 @@ pub struct Disk {
     pub cache: Option<DiskCache>,
 }
 
-/// A disk as a disk.
+/// A volume that the guest sees as a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct DiskTarget {
-    /// virtio if not set.
+    /// Bus of the disk: virtio, sata or scsi. virtio if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<DiskBus>")]
     pub bus: Option<DiskBus>,
-    /// The guest cannot write to it.
+    /// Whether the disk is read-only for the guest.
     #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
     pub read_only: Option<bool>,
 }
 
-/// A disk as a CD-ROM.
+/// A volume that the guest sees as a CD-ROM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CdRomTarget {
-    /// sata or scsi; sata if not set.
+    /// Bus of the CD-ROM: sata or scsi. If not set, sata on amd64 and scsi on other architectures.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<DiskBus>")]
     pub bus: Option<DiskBus>,
-    /// The guest cannot write to it. Yes if not set.
+    /// Whether the CD-ROM is read-only for the guest. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
     pub read_only: Option<bool>,
 }
@@ -248,11 +249,11 @@ pub struct CdRomTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskBus {
-    /// Made for virtual machines.
+    /// virtio, which is designed for virtual machines.
     Virtio,
     /// SATA.
     Sata,
-    /// SCSI, by a virtio controller.
+    /// SCSI, through a virtio controller.
     Scsi,
 }
 
@@ -271,11 +272,11 @@ impl DiskBus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskCache {
-    /// Nothing.
+    /// The host caches nothing.
     None,
-    /// Reads only.
+    /// The host caches reads only.
     WriteThrough,
-    /// Reads and writes, which are lost if the host fails before the guest flushes.
+    /// The host caches reads and writes. Cached writes are lost if the host fails before the guest flushes.
     WriteBack,
 }
 
@@ -295,20 +296,20 @@ impl DiskCache {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Interface {
-    /// Name of the network.
+    /// Name of the interface and of its network.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Connected through the pod's address. Drydock does it by passt, like `passt`.
+    /// Connects the guest through the pod's address. Drydock implements this binding with passt, like `passt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<Binding>,
-    /// Connected through the pod's address by passt.
+    /// Connects the guest through the pod's address with passt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passt: Option<Binding>,
-    /// In KubeVirt, a bridge between the guest and the pod's network. Drydock does it by passt, like `passt`: the guest has
-    /// the pod's address too.
+    /// In KubeVirt, a bridge between the guest and the pod's network. Drydock implements this binding with passt, like
+    /// `passt`: the guest also has the pod's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<Binding>,
-    /// virtio, e1000e or e1000; virtio if not set.
+    /// Model of the network card: virtio, e1000e or e1000. virtio if not set.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -316,10 +317,12 @@ pub struct Interface {
     )]
     #[schemars(schema_with = "super::or_empty::<InterfaceModel>")]
     pub model: Option<InterfaceModel>,
-    /// Ports of the guest that can be reached; all if none is named.
+    /// Ports on which the guest can be reached, in addition to the ports of its probes. If not set, TCP 1-1023,
+    /// 3000-3999, 5000-5999 and 8000-9999, and UDP 1-1023.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// MAC address; made from the object's UID if not set.
+    /// MAC address of the network card. If not set, derived from the namespace and name of the object and the name of
+    /// the interface.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -327,13 +330,13 @@ pub struct Interface {
     )]
     #[schemars(regex(pattern = r"^(([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2})?$"))]
     pub mac_address: Option<String>,
-    /// Place in the order of booting, from 1.
+    /// Position in the boot order, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub boot_order: Option<u32>,
 }
 
-/// A way to connect an interface, which has no settings.
+/// A method to connect an interface, without settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Binding {}
@@ -342,11 +345,11 @@ pub struct Binding {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterfaceModel {
-    /// Made for virtual machines.
+    /// virtio, which is designed for virtual machines.
     Virtio,
-    /// Intel's, PCI Express.
+    /// Intel e1000e, on PCI Express.
     E1000e,
-    /// Intel's, PCI.
+    /// Intel e1000, on PCI.
     E1000,
 }
 
@@ -361,12 +364,12 @@ impl InterfaceModel {
     }
 }
 
-/// A port of the guest that can be reached.
+/// A port on which the guest can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Port {
-    /// Its name in the pod.
+    /// Name of the port in the pod.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -374,7 +377,7 @@ pub struct Port {
     )]
     #[schemars(length(max = 15))]
     pub name: Option<String>,
-    /// TCP or UDP; TCP if not set.
+    /// Protocol of the port: TCP or UDP. TCP if not set.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -382,7 +385,7 @@ pub struct Port {
     )]
     #[schemars(schema_with = "super::or_empty::<Protocol>")]
     pub protocol: Option<Protocol>,
-    /// Its number.
+    /// Number of the port.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
 }

@@ -18,11 +18,11 @@ pub struct Domain {
     /// Memory that the guest sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// Resource requests and limits of the pod. The guest's memory is requested on top of Drydock's overhead if
-    /// `memory.guest` is not set.
+    /// Resource requests and limits of the pod. Drydock adds its own overhead to the memory request and the memory
+    /// limit. If `memory.guest` is not set, the guest's memory is the memory request, else the memory limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
-    /// Machine type.
+    /// Machine type of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
     /// The firmware and its identity.
@@ -39,7 +39,7 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Returns the guest's EFI; `None` if it boots by BIOS.
+    /// Returns the EFI settings of the guest; `None` if the guest boots by BIOS.
     pub fn efi(&self) -> Option<Efi> {
         self.firmware.as_ref()?.bootloader.as_ref()?.efi
     }
@@ -50,24 +50,26 @@ impl Domain {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Cpu {
-    /// Cores of each socket. 1 if not set.
+    /// Number of cores per socket. 1 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub cores: Option<u32>,
-    /// Sockets. 1 if not set.
+    /// Number of sockets. 1 if not set. If cores and threads are not set either, the number of CPUs in `resources`
+    /// (limit, else request), rounded up.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub sockets: Option<u32>,
-    /// Threads of each core. 1 if not set.
+    /// Number of threads per core. 1 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub threads: Option<u32>,
-    /// A model that libvirt knows, `host-model`, `host-passthrough`, or `max`. If not set, the one of the
-    /// cluster's configuration, else host-model; on arm64 host-passthrough; on arm64 and s390x max by emulation.
+    /// CPU model: a model that libvirt knows, `host-model`, `host-passthrough` or `max`. If not set, the default model
+    /// of the cluster's configuration (on arm64 only host-passthrough or max). Without such a default, host-model on
+    /// amd64 and s390x and host-passthrough on arm64; where the configuration allows emulation, max on s390x and arm64.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"))]
     pub model: Option<String>,
-    /// Features beside the model.
+    /// CPU features with their policies, in addition to the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<CpuFeature>")]
     pub features: Vec<CpuFeature>,
@@ -98,15 +100,15 @@ pub struct CpuFeature {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FeaturePolicy {
-    /// The guest has it whether the host's CPU does or not.
+    /// The guest has the feature, whether the host's CPU has it or not.
     Force,
-    /// The guest has it, and runs only on nodes that have it.
+    /// The guest has the feature, and runs only on nodes that have it.
     Require,
-    /// The guest has it if the node has.
+    /// The guest has the feature if the node has it.
     Optional,
-    /// The guest does not have it.
+    /// The guest does not have the feature.
     Disable,
-    /// The guest does not have it, and runs only on nodes that do not.
+    /// The guest does not have the feature, and runs only on nodes that do not have it.
     Forbid,
 }
 
@@ -138,20 +140,20 @@ pub struct Memory {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Resources {
-    /// The amounts reserved for it: `cpu` and `memory`, as for pods.
+    /// Amounts of resources that are reserved for the pod: `cpu`, `memory` and `ephemeral-storage`, as for other pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Amount>,
-    /// The maximum amounts that it may use.
+    /// Maximum amounts of resources that the pod may use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, Amount>,
 }
 
-/// Machine type.
+/// Machine type of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Machine {
-    /// QEMU's name of it. q35 if not set.
+    /// QEMU's name of the machine type. If not set, q35 on amd64, virt on arm64 and s390-ccw-virtio on s390x.
     #[serde(
         rename = "type",
         deserialize_with = "super::unless_empty",
@@ -166,11 +168,11 @@ pub struct Machine {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Firmware {
-    /// UUID that the guest reads. Made from namespace and name, so that it stays the same, if not set.
+    /// UUID that the guest reads. If not set, derived from namespace and name, so that the UUID stays the same.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})?$"))]
     pub uuid: Option<String>,
-    /// Serial number that the guest reads.
+    /// Serial number that the guest reads. The UUID if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
@@ -187,7 +189,7 @@ pub struct Bootloader {
     /// BIOS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bios: Option<Bios>,
-    /// EFI. Its variables are those of a new machine each time that the guest starts in a new pod.
+    /// EFI. The variables are reset to those of a new machine each time the guest starts in a new pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub efi: Option<Efi>,
 }
@@ -202,13 +204,14 @@ pub struct Bios {}
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Efi {
-    /// Whether only systems boot that are signed by a key that Microsoft's certificates vouch for. Yes if not set.
+    /// Whether secure boot is on: the firmware boots only systems whose signatures Microsoft's certificates verify. Yes
+    /// if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<bool>,
 }
 
 impl Efi {
-    /// Returns whether only signed systems boot.
+    /// Returns whether secure boot is on, so that only signed systems boot.
     pub fn is_secure(self) -> bool {
         self.secure_boot != Some(false)
     }
@@ -219,24 +222,24 @@ impl Efi {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Clock {
-    /// The guest's clock is UTC, perhaps with an offset.
+    /// The guest's clock shows UTC, or a time with a fixed offset from UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utc: Option<ClockUtc>,
-    /// The guest's clock shows the time of this zone, such as `Europe/Rome`.
+    /// Time zone of the guest's clock, such as `Europe/Rome`. Ignored if `utc` is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9_+/-]+$"))]
     pub timezone: Option<String>,
-    /// Timers.
+    /// Timers of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timer: Option<Timers>,
 }
 
-/// The guest's clock is UTC.
+/// A guest's clock that shows UTC, or a time with a fixed offset from UTC.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ClockUtc {
-    /// Seconds that it is ahead of UTC.
+    /// Number of seconds that the clock is ahead of UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset_seconds: Option<i64>,
 }
@@ -263,12 +266,12 @@ pub struct Timers {
     pub hyperv: Option<Timer>,
 }
 
-/// A timer.
+/// A timer of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Timer {
-    /// Whether the guest has it. Yes if not set.
+    /// Whether the guest has the timer. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
     /// Handling of missed ticks.
@@ -285,13 +288,13 @@ pub struct Timer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TickPolicy {
-    /// Delivered late, at the usual rate.
+    /// Missed ticks are delivered late, at the usual rate.
     Delay,
-    /// Delivered faster until they are made up for.
+    /// Missed ticks are delivered at a higher rate until the guest has caught up.
     Catchup,
-    /// Merged into one.
+    /// Missed ticks are merged into a single tick.
     Merge,
-    /// Lost.
+    /// Missed ticks are lost.
     Discard,
 }
 

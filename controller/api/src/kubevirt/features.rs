@@ -15,7 +15,7 @@ pub struct Features {
     /// Visibility of KVM to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvm: Option<FeatureKvm>,
-    /// Spin locks for guests of KVM.
+    /// Paravirtualized spin locks for guests with KVM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pvspinlock: Option<FeatureState>,
     /// Hyper-V enlightenments for Windows. Emulated guests have none of them.
@@ -28,7 +28,7 @@ pub struct Features {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureState {
-    /// Yes if not set.
+    /// Whether the guest has the feature. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -45,7 +45,7 @@ impl FeatureState {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureKvm {
-    /// Whether KVM is hidden from the guest.
+    /// Whether KVM is hidden from the guest. No if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hidden: Option<bool>,
 }
@@ -55,16 +55,16 @@ pub struct FeatureKvm {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureHyperv {
-    /// The guest's own watchdogs are patient.
+    /// Relaxed timing: the guest's own watchdogs tolerate long pauses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relaxed: Option<FeatureState>,
-    /// Registers of the interrupt controller by MSRs.
+    /// Access to registers of the interrupt controller through MSRs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vapic: Option<FeatureState>,
-    /// Spin locks that report long waits.
+    /// Spin locks that report long waits to the hypervisor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spinlocks: Option<FeatureSpinlocks>,
-    /// Indexes of the virtual CPUs.
+    /// Indexes of the virtual CPUs, readable through an MSR.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vpindex: Option<FeatureState>,
     /// The time that each virtual CPU has run.
@@ -76,32 +76,32 @@ pub struct FeatureHyperv {
     /// Synthetic timers. Need synic, vpindex and the timer `hyperv`, and turn them on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synictimer: Option<SyNicTimer>,
-    /// Reset by an MSR.
+    /// Reset of the guest through an MSR.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reset: Option<FeatureState>,
-    /// The vendor's name that the guest reads.
+    /// Name of the hypervisor's vendor that the guest reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendorid: Option<FeatureVendorId>,
-    /// Frequencies of the clocks by MSRs.
+    /// Frequencies of the clocks, readable through MSRs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequencies: Option<FeatureState>,
-    /// Flushes of other CPUs' address translations. Need vpindex, and turn it on.
+    /// Calls that flush cached address translations (TLBs) of other virtual CPUs. Need vpindex, and turn it on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tlbflush: Option<FeatureState>,
-    /// Interrupts of other CPUs. Need vpindex, and turn it on.
+    /// Calls that send interrupts to other virtual CPUs (IPIs). Need vpindex, and turn it on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ipi: Option<FeatureState>,
 }
 
-/// Spin locks that report long waits.
+/// Spin locks that report long waits to the hypervisor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureSpinlocks {
-    /// Yes if not set.
+    /// Whether the guest has the feature. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Number of tries until a wait is reported. 4096 if not set.
+    /// Number of attempts to take a lock until the wait is reported. 4096 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spinlocks: Option<u32>,
 }
@@ -111,7 +111,7 @@ pub struct FeatureSpinlocks {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct SyNicTimer {
-    /// Yes if not set.
+    /// Whether the guest has the feature. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Timers that raise interrupts without messages.
@@ -119,15 +119,15 @@ pub struct SyNicTimer {
     pub direct: Option<FeatureState>,
 }
 
-/// The vendor's name that the guest reads.
+/// Name of the hypervisor's vendor that the guest reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureVendorId {
-    /// Yes if not set.
+    /// Whether the guest has the feature. Yes if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// The name.
+    /// Name of the vendor.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 12))]
     pub vendorid: Option<String>,

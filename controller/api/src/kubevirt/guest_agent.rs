@@ -4,30 +4,31 @@ use serde::Serialize;
 
 use super::status::GuestOsInfo;
 
-/// `guestosinfo`: what a guest agent knows about its guest (`VirtualMachineInstanceGuestAgentInfo`).
+/// Response of `guestosinfo`: the information of a guest agent about its guest
+/// (`VirtualMachineInstanceGuestAgentInfo`).
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestAgentInfo {
     /// Version of the guest agent.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub guest_agent_version: String,
-    /// The commands that it knows.
+    /// Commands that the guest agent knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub supported_commands: Vec<GuestAgentCommand>,
-    /// The guest's name for itself.
+    /// Host name of the guest, as set in the guest.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub hostname: String,
-    /// Its operating system.
+    /// Operating system of the guest.
     pub os: GuestOsInfo,
-    /// Its time zone: `NAME, OFFSET` with the offset from UTC in seconds.
+    /// Time zone of the guest: `NAME, OFFSET` with the offset from UTC in seconds.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub timezone: String,
-    /// Its users, at most ten.
+    /// Users of the guest, at most ten.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub user_list: Vec<GuestUser>,
-    /// Its file systems.
+    /// File systems of the guest.
     pub fs_info: GuestDisks,
-    /// `frozen` or `thawed`.
+    /// State of the file systems: `frozen` or `thawed`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub fs_freeze_status: String,
 }
@@ -35,9 +36,9 @@ pub struct GuestAgentInfo {
 /// A command of a guest agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GuestAgentCommand {
-    /// Its name.
+    /// Name of the command.
     pub name: String,
-    /// Whether the guest's administrator allows it.
+    /// Whether the guest's administrator allows the command.
     pub enabled: bool,
 }
 
@@ -57,7 +58,7 @@ pub struct GuestUser {
     /// Domain of the account (Windows).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub domain: String,
-    /// When the user logged in, in seconds since 1970.
+    /// Time at which the user logged in, in seconds since 1970.
     pub login_time: f64,
 }
 
@@ -65,17 +66,17 @@ pub struct GuestUser {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestFilesystem {
-    /// Name of its device in the guest.
+    /// Name of the file system's device in the guest.
     pub disk_name: String,
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: String,
-    /// Type, such as `ext4`.
+    /// Type of the file system, such as `ext4`.
     pub file_system_type: String,
     /// Bytes in use.
     pub used_bytes: u64,
     /// Size in bytes.
     pub total_bytes: u64,
-    /// The disks that it is on.
+    /// Disks on which the file system is stored.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disk: Vec<GuestDisk>,
 }
@@ -84,17 +85,17 @@ pub struct GuestFilesystem {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GuestDisk {
-    /// Serial number.
+    /// Serial number of the disk.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub serial: String,
-    /// Type of its bus, such as `virtio`.
+    /// Type of the disk's bus, such as `virtio`.
     pub bus_type: String,
 }
 
-/// `userlist` and `filesystemlist`.
+/// Response of `userlist` and `filesystemlist`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GuestAgentList<T> {
-    /// Metadata of a list, which has none.
+    /// Metadata of the list, which is empty.
     pub metadata: NoMetadata,
     /// The elements.
     pub items: Vec<T>,

@@ -1,24 +1,25 @@
-//! The CPU that a guest has.
+//! The CPU of a guest.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A guest's CPU in full.
+/// The complete CPU of a guest: model and features.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuestCpu {
-    /// The named model that it is based on.
+    /// Named CPU model on which the guest's CPU is based.
     pub model: String,
     /// Vendor that the guest sees, if it is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor: Option<String>,
-    /// Features that it has beyond the model.
+    /// Features that the guest's CPU has in addition to the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub required: Vec<String>,
-    /// Features of the model that it lacks.
+    /// Features of the model that the guest's CPU lacks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled: Vec<String>,
-    /// Bits of a physical address, where they follow the host's. A node with fewer cannot take the guest.
+    /// Number of physical address bits, if the guest has as many as its host. A node with fewer bits cannot take the
+    /// guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_address_bits: Option<u32>,
 }

@@ -47,7 +47,7 @@ use crate::hyperconverged::EvictionStrategy;
 pub struct VirtualMachineInstanceSpec {
     /// The guest's hardware.
     pub domain: Domain,
-    /// Networks that interfaces are on.
+    /// Networks to which the interfaces are connected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Network>")]
     pub networks: Vec<Network>,
@@ -58,55 +58,56 @@ pub struct VirtualMachineInstanceSpec {
     /// Credentials of accounts in the guest.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub access_credentials: Vec<AccessCredential>,
-    /// Labels that its node must have.
+    /// Labels that the node must have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// Which nodes it may, should and should not be on.
+    /// Affinity and anti-affinity of the launcher pod: required, preferred and excluded nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Taints that do not keep it off a node.
+    /// Taints of nodes that the launcher pod tolerates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// PriorityClass of its pod.
+    /// Name of the PriorityClass of the launcher pod.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// Scheduler of its pod.
+    /// Name of the scheduler of the launcher pod.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
-    /// Rules for spreading its pods over the cluster.
+    /// Rules for spreading the launcher pods over the cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// Host name; the object's name if not set.
+    /// Host name of the guest. The object's name if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"))]
     pub hostname: Option<String>,
-    /// Domain that its pod's name in DNS is in.
+    /// Subdomain of the pod's host name in DNS.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"))]
     pub subdomain: Option<String>,
-    /// DNS of its pod, which its guest uses.
+    /// DNS policy of the pod. The guest uses the pod's DNS settings.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub dns_policy: Option<String>,
-    /// More about DNS of its pod.
+    /// Additional DNS settings of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_config: Option<PodDNSConfig>,
-    /// Seconds that the guest may take to shut down before it is switched off. 30 if not set.
+    /// Time limit in seconds for the guest's shutdown, after which the guest is powered off. 30 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// The effect of an eviction of its pod. The cluster's configuration decides if not set.
+    /// Effect of an eviction of the launcher pod. The value of the cluster's configuration if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
-    /// `Paused`: it starts paused.
+    /// State in which the guest starts. With `Paused`, the guest starts paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_strategy: Option<StartStrategy>,
-    /// It is switched off when this fails.
+    /// Liveness probe. When the probe fails, the guest is shut down, by force if necessary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub liveness_probe: Option<Probe>,
-    /// Services do not send to it while this fails.
+    /// Readiness probe. While the probe fails, Services do not route to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readiness_probe: Option<Probe>,
-    /// Architecture of the guest, by Kubernetes' names. That of the cluster's controller if not set.
+    /// Architecture of the guest, as Kubernetes names it: amd64, arm64 or s390x. The architecture of the cluster's
+    /// controller if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
 }
@@ -117,43 +118,43 @@ impl VirtualMachineInstance {
         self.status.as_ref()?.phase
     }
 
-    /// Returns the node that the guest is on.
+    /// Returns the name of the node on which the guest runs.
     pub fn node_name(&self) -> Option<&str> {
         self.status.as_ref()?.node_name.as_deref()
     }
 }
 
-/// The state in which a virtual machine starts.
+/// State in which a virtual machine starts. With `Paused`, the guest starts paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum StartStrategy {
-    /// Paused.
+    /// The guest starts paused.
     Paused,
 }
 
-/// A check of whether the guest is well.
+/// A probe of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Probe {
-    /// An HTTP request.
+    /// The probe is an HTTP request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_get: Option<HTTPGetAction>,
-    /// A TCP connection.
+    /// The probe is a TCP connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_socket: Option<TCPSocketAction>,
-    /// Seconds between the start of the guest and the first probe.
+    /// Time in seconds between the start of the guest and the first probe. 0 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial_delay_seconds: Option<i32>,
-    /// Seconds that a probe may take.
+    /// Time limit of a probe in seconds. 1 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
-    /// Seconds between two probes.
+    /// Time in seconds between two probes. 10 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_seconds: Option<i32>,
-    /// Number of consecutive successes after which the probe succeeds.
+    /// Number of consecutive successes after which the probe succeeds. 1 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success_threshold: Option<i32>,
-    /// Number of consecutive failures after which the probe fails.
+    /// Number of consecutive failures after which the probe fails. 3 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_threshold: Option<i32>,
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, VirtualMachineInstanceSpec};
 
-/// A virtual machine that is there whether it runs or not.
+/// A virtual machine that exists whether it runs or not.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kubevirt.io",
@@ -37,48 +37,50 @@ use super::{Condition, VirtualMachineInstanceSpec};
     {"rule": "has(self.running) || has(self.runStrategy)", "message": "one of running and runStrategy must be set"},
 ]))]
 pub struct VirtualMachineSpec {
-    /// True: like run strategy Always. False: like Halted.
+    /// Whether the virtual machine runs: true corresponds to the run strategy Always, false to Halted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<bool>,
-    /// When it runs: Always, RerunOnFailure, Manual, Once or Halted.
+    /// Run strategy, which decides when the virtual machine runs: Always, RerunOnFailure, Manual, Once or Halted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "run_strategy")]
     pub run_strategy: Option<RunStrategy>,
-    /// The instance that it runs as.
+    /// Template of the VirtualMachineInstance as which the virtual machine runs.
     pub template: InstanceTemplate,
 }
 
-/// Returns the schema of a run strategy. Admission validates the value, since it can name the right one.
+/// Returns the schema of a run strategy. Admission validates the value instead, because its message can suggest the
+/// right value.
 fn run_strategy(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({"type": "string"})
 }
 
-/// The instance that is made.
+/// Template of a VirtualMachineInstance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct InstanceTemplate {
-    /// Labels and annotations of the instance and its pod.
+    /// Labels and annotations of the VirtualMachineInstance and its pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::template_metadata")]
     pub metadata: Option<ObjectMeta>,
-    /// Spec of the instance.
+    /// Spec of the VirtualMachineInstance.
     #[serde(default)]
     pub spec: VirtualMachineInstanceSpec,
 }
 
-/// When a virtual machine runs.
+/// Run strategy: when a virtual machine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum RunStrategy {
-    /// Always: it is started again whenever it has ended.
+    /// The virtual machine runs always: it is started again whenever its guest has ended.
     Always,
-    /// It is started again when it has failed, not when its guest has shut down.
+    /// The virtual machine is started again when its guest has failed or was ended by the cluster, not when the guest
+    /// has shut down by itself.
     RerunOnFailure,
-    /// It is started and stopped by request only.
+    /// The virtual machine is started and stopped only on request.
     Manual,
-    /// It runs once.
+    /// The virtual machine runs once.
     Once,
-    /// It does not run.
+    /// The virtual machine does not run.
     Halted,
 }
 
@@ -108,30 +110,32 @@ impl RunStrategy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualMachineStatus {
-    /// It has an instance.
+    /// The virtual machine has a VirtualMachineInstance.
     pub created: bool,
-    /// Its instance is ready.
+    /// The VirtualMachineInstance is ready.
     pub ready: bool,
-    /// Its state in one or two words, by KubeVirt's names.
+    /// Human-readable state in one or two words, as KubeVirt names it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub printable_status: Option<String>,
-    /// CamelCase reason why it does not run, or why it last failed to start. Of Drydock; KubeVirt has none.
+    /// CamelCase reason why the virtual machine does not run, or why it last failed to start. Drydock's own field;
+    /// KubeVirt has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Ready, Paused, LiveMigratable and others of its instance; Failure, RestartRequired.
+    /// Conditions: Ready, Paused, LiveMigratable and others of the VirtualMachineInstance, and Failure and
+    /// RestartRequired of the virtual machine itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::conditions")]
     pub conditions: Vec<Condition>,
-    /// Failures to start that follow each other.
+    /// Consecutive failures to start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_failure: Option<StartFailure>,
-    /// Requests that it has not carried out yet.
+    /// Requests that have not been carried out yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub state_change_requests: Vec<StateChangeRequest>,
-    /// The generation that its instance was made of.
+    /// Generation of the virtual machine from which the present VirtualMachineInstance was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The generation that its next instance is made of.
+    /// Generation of the virtual machine from which the next VirtualMachineInstance will be created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub desired_generation: Option<i64>,
     /// The run strategy in force.
@@ -140,37 +144,37 @@ pub struct VirtualMachineStatus {
     pub run_strategy: Option<RunStrategy>,
 }
 
-/// Failures to start that follow each other.
+/// Consecutive failures to start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartFailure {
     /// Number of consecutive failures.
     pub consecutive_fail_count: u32,
-    /// UID of the last instance that failed.
+    /// UID of the last VirtualMachineInstance that failed to start.
     #[serde(rename = "lastFailedVMIUID", skip_serializing_if = "Option::is_none")]
     pub last_failed_vmi_uid: Option<String>,
-    /// When it is started again.
+    /// Earliest time of the next start.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::optional_time")]
     pub retry_after_timestamp: Option<Timestamp>,
 }
 
-/// A request to a virtual machine.
+/// A request to start or stop a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StateChangeRequest {
-    /// Start or Stop.
+    /// Requested action: Start or Stop.
     pub action: StateChange,
-    /// UID of the instance that is to be stopped.
+    /// UID of the VirtualMachineInstance to stop.
     #[serde(default, rename = "uid", skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// Options of the start: with `paused` set to `true`, the guest stands still until it is resumed.
+    /// Options of the start: with `paused` set to `true`, the guest starts paused and stays paused until it is resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<BTreeMap<String, String>>,
 }
 
 impl StateChangeRequest {
-    /// Whether the guest is to stand still once it is started.
+    /// Returns whether the guest is requested to start paused.
     pub fn is_paused(&self) -> bool {
         let data = self.data.as_ref();
         data.is_some_and(|data| data.get("paused").is_some_and(|paused| paused == "true"))
@@ -180,8 +184,8 @@ impl StateChangeRequest {
 /// The kinds of requests to a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum StateChange {
-    /// Run.
+    /// Start the virtual machine.
     Start,
-    /// End.
+    /// Stop the virtual machine.
     Stop,
 }

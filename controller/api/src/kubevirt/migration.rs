@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{Condition, guest_cpu::GuestCpu};
 
-/// One move of a running virtual machine to another node.
+/// One live migration of a running virtual machine to another node.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kubevirt.io",
@@ -41,13 +41,13 @@ use super::{Condition, guest_cpu::GuestCpu};
     {"rule": "self == oldSelf", "message": "a migration's spec cannot be changed"},
 ]))]
 pub struct VirtualMachineInstanceMigrationSpec {
-    /// The instance that moves, in the same namespace.
+    /// Name of the VirtualMachineInstance to migrate, in the same namespace.
     #[schemars(length(min = 1, max = 253))]
     pub vmi_name: String,
-    /// Labels that the target must have, beside those that the instance requires.
+    /// Labels that the target node must have, in addition to those that the VirtualMachineInstance requires.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
-    /// Priority among waiting migrations. Only Drydock's controller may set it.
+    /// Priority among waiting migrations. Only Drydock's controller may set the priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<MigrationPriority>,
 }
@@ -74,22 +74,22 @@ impl VirtualMachineInstanceMigration {
     }
 }
 
-/// Priority of a migration among those that wait.
+/// Priority of a migration among waiting migrations. Only Drydock's controller may set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationPriority {
-    /// The cluster tidies up.
+    /// The migration rebalances the cluster.
     SystemMaintenance,
-    /// A user waits for it.
+    /// A user waits for the migration.
     UserTriggered,
-    /// A node is being emptied.
+    /// The migration drains a node.
     SystemCritical,
 }
 
 /// Status of a migration.
 ///
-/// The controller writes all of it but the reports of the two sides: the agent of `source.node` writes
-/// `source`, that of `target.node` writes `target`, each without the fields that name node and pod.
+/// The agent of `source.node` writes the report in `source`, and the agent of `target.node` the report in `target`. The
+/// controller writes all other fields, including those of `source` and `target` that name node and pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -115,39 +115,41 @@ pub enum MigrationPriority {
     },
 ]))]
 pub struct VirtualMachineInstanceMigrationStatus {
-    /// Where it is between its start and its end.
+    /// Phase of the migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<MigrationPhase>,
-    /// Why it waits or has failed, in one CamelCase word.
+    /// CamelCase reason why the migration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When it first reached each phase.
+    /// Times at which the migration first reached each phase.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "phase_transitions")]
     pub phase_transition_timestamps: Vec<MigrationPhaseTransition>,
-    /// Why it waits, or has failed.
+    /// Conditions of the migration: Waiting, migrationAbortRequested and PostCopy. A condition that does not apply is
+    /// absent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::conditions")]
     pub conditions: Vec<Condition>,
-    /// The same as KubeVirt reports it, here and on the instance.
+    /// State of the migration in KubeVirt's format, as in the status of the VirtualMachineInstance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_state: Option<MigrationState>,
-    /// The guest, as its target must be able to run it.
+    /// Requirements of the guest on the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<MigratedGuest>,
-    /// That it is to be given up, and why. The guest stays where it is unless it has moved already.
+    /// Abort request with its reason. The guest stays on the source unless it has already moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub abort: Option<MigrationAbort>,
-    /// The source's node is gone for good, and whatever ran there.
+    /// The source node is lost for good, with everything that ran on it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub source_gone: bool,
-    /// The node that the guest is to leave: `source.node` once the sides are named, before that the node it is on.
+    /// Node that the guest is to leave: `source.node` once source and target are named, before that the node on which
+    /// the guest runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_node: Option<String>,
-    /// Where the guest comes from.
+    /// Source of the migration, with the report of its agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<MigrationSource>,
-    /// Where it goes to.
+    /// Target of the migration, with the report of its agent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<MigrationTarget>,
 }
@@ -175,26 +177,26 @@ fn phase_transitions(generator: &mut schemars::SchemaGenerator) -> schemars::Sch
     super::list_map::<Vec<MigrationPhaseTransition>>(generator, &["phase"])
 }
 
-/// Where a migration is between its start and its end.
+/// Phase of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MigrationPhase {
-    /// It waits for its turn.
+    /// The migration waits in the queue for its target pod.
     Pending,
-    /// Its pod is on the way to a node.
+    /// The target pod is being scheduled and started.
     Scheduling,
-    /// Its pod is there.
+    /// The target pod is ready, and the migration waits for a free slot.
     Scheduled,
     /// The target is being prepared.
     PreparingTarget,
     /// The target is prepared.
     TargetReady,
-    /// The guest is on its way.
+    /// The guest is being transferred.
     Running,
     /// The guest runs on the target.
     Succeeded,
-    /// The guest stayed where it was.
+    /// The migration failed: the guest stayed on the source, ended, or was lost.
     Failed,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -222,57 +224,57 @@ impl MigrationPhase {
     }
 }
 
-/// When a migration first reached a phase.
+/// Time at which a migration first reached a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationPhaseTransition {
     /// The phase.
     pub phase: MigrationPhase,
-    /// When.
+    /// Time at which the migration first reached the phase.
     #[schemars(schema_with = "super::time")]
     pub phase_transition_timestamp: Timestamp,
 }
 
-/// The guest that moves, as its target must be able to run it: recorded once, when both sides are
-/// named.
+/// Requirements of a migrating guest on its target, recorded once when source and target are named.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigratedGuest {
-    /// UID of its instance.
+    /// UID of the guest's VirtualMachineInstance.
     #[serde(rename = "instanceUID", skip_serializing_if = "Option::is_none")]
     pub instance_uid: Option<String>,
-    /// Its CPU in full.
+    /// Complete CPU of the guest: model and features.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<GuestCpu>,
-    /// Which processor it runs on, where it has the host's own CPU: its target must have the same.
+    /// Identity of the processor on which the guest runs, if the guest has the host's own CPU. The target must have the
+    /// same processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processor: Option<String>,
-    /// CPU features that the mask of its source withholds from new guests: that its target masks them too is not in
-    /// its way.
+    /// CPU features that the mask of the source node withholds from new guests. A target that masks them too can
+    /// nevertheless take the guest.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masked_features: Vec<String>,
-    /// `kvm`, or `qemu` for emulation.
+    /// Virtualization type of the guest: `kvm`, or `qemu` for emulation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virt_type: Option<String>,
     /// Names of the disks whose content is copied, such as `vda`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copied_disks: Vec<String>,
-    /// Of layers above images the layer alone is copied, since both sides have the same images.
+    /// Of disks with a layer above an image, only the layer is copied, because both sides have the same images.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub layers_only: bool,
 }
 
-/// That a migration is to be given up.
+/// Request to abort a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationAbort {
-    /// Why, in one CamelCase word.
+    /// CamelCase reason for the abort.
     pub reason: String,
-    /// The same for people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// The side that a guest comes from.
+/// Source of a migration: the node and the pod that the guest leaves.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -282,31 +284,32 @@ pub struct MigrationAbort {
     },
 ]))]
 pub struct MigrationSource {
-    /// Node. The controller's to write, as the next two.
+    /// Name of the source node. Written by the controller, like the pod and its UID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Pod.
+    /// Name of the source pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// UID of the pod.
+    /// UID of the source pod.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// State of this side.
+    /// State of the source.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<SourceState>,
-    /// Why, in one CamelCase word, where a reason is known.
+    /// CamelCase reason for the state, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The same for people.
+    /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// SHA-256 of the certificate that it shows, which was made for this migration alone.
+    /// SHA-256 fingerprint of the certificate that the source's tunnel presents. The certificate is created for this
+    /// migration only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// The guest was paused by its user, and is to stay so.
+    /// The guest was paused by its user, and must stay paused.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keep_paused: bool,
-    /// When the guest began to move.
+    /// Time at which the guest began to move.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub start_timestamp: Option<Timestamp>,
@@ -321,22 +324,23 @@ pub struct MigrationSource {
 /// State of the source of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum SourceState {
-    /// The guest is about to move, or moves.
+    /// The guest is about to be transferred, or is being transferred.
     Migrating,
-    /// The guest stands still, and nothing moves it any more: what the target has decides.
+    /// The guest is paused, or has ended while it was paused, and is not being transferred any more. The target's
+    /// report decides on which side the guest continues.
     Halted,
-    /// The guest will not run here again, whatever happens: the target may let it go on.
+    /// The guest will never run on the source again, so the target may resume it.
     Released,
-    /// The guest has left, and nothing of it runs here any more.
+    /// The guest has left the source, and nothing of it runs there any more.
     Stopped,
-    /// The same, and the target's tunnel has reported that it has taken the guest over: both that the source has
-    /// [`Self::Stopped`] and that the target is [`TargetState::Running`], in one word.
+    /// The guest has left the source, and the target's tunnel has reported that it has taken the guest over. This state
+    /// combines [`Self::Stopped`] of the source with [`TargetState::Running`] of the target.
     HandedOver,
-    /// The guest runs here and does not move any more.
+    /// The guest stays on the source, and is not being transferred any more.
     Stayed,
-    /// The guest has ended here, and not by leaving.
+    /// The guest has ended on the source, for another reason than its migration.
     Ended,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -354,7 +358,7 @@ impl SourceState {
         Self::Ended,
     ];
 
-    /// Returns whether this is the source's last report: the migration of the guest is over.
+    /// Returns whether the state is the source's last report: the source's part in the migration is over.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Stopped | Self::HandedOver | Self::Stayed | Self::Ended)
     }
@@ -369,7 +373,7 @@ impl SourceState {
     }
 }
 
-/// The side that a guest goes to.
+/// Target of a migration: the node and the pod to which the guest moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -383,31 +387,32 @@ impl SourceState {
     },
 ]))]
 pub struct MigrationTarget {
-    /// Node. The controller's to write, as the next two.
+    /// Name of the target node. Written by the controller, like the pod and its UID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Pod.
+    /// Name of the target pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
-    /// UID of the pod.
+    /// UID of the target pod.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// State of this side.
+    /// State of the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<TargetState>,
-    /// Why, in one CamelCase word, where a reason is known.
+    /// CamelCase reason for the state, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The same for people.
+    /// Human-readable message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Where its tunnel listens: address and port.
+    /// Address and port on which the target's tunnel listens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// SHA-256 of the certificate that it shows, which was made for this migration alone.
+    /// SHA-256 fingerprint of the certificate that the target's tunnel presents. The certificate is created for this
+    /// migration only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// The guest may be switched to post-copy: QEMU can wait here for memory that comes later.
+    /// The guest may be switched to post-copy: QEMU on the target can wait for memory that arrives later.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub post_copy: bool,
 }
@@ -415,19 +420,19 @@ pub struct MigrationTarget {
 /// State of the target of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum TargetState {
-    /// Its libvirt can run the guest, and its tunnel listens.
+    /// libvirt on the target can run the guest, and the target's tunnel listens.
     Prepared,
-    /// The guest cannot run here.
+    /// The guest cannot run on the target.
     Refused,
-    /// The whole guest is here and waits until it may go on.
+    /// The target has received the whole guest, which waits until it may be resumed.
     Complete,
-    /// The guest runs here, or is paused as it was before.
+    /// The guest runs on the target, or is paused as its user had paused it before.
     Running,
-    /// Nothing of the guest is here, nothing of it will be, and it has never run here.
+    /// The target has nothing of the guest, will receive nothing of it, and has never run it.
     Gone,
-    /// The guest has ended here, after it ran here or may have run.
+    /// The guest has ended on the target, after it ran there or may have run there.
     Ended,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
@@ -454,23 +459,24 @@ impl TargetState {
     }
 }
 
-/// Mode of a migration.
+/// Mode of a migration: `PreCopy`, `PostCopy` after a switch to post-copy, or `Paused` if the agent has paused the
+/// guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MigrationMode {
-    /// It runs on the source until all of it is on the target.
+    /// The guest runs on the source until all of it is on the target.
     PreCopy,
-    /// It runs on the target, and its missing memory follows.
+    /// The guest runs on the target, and its missing memory follows.
     PostCopy,
-    /// It is paused until all of it is on the target.
+    /// The agent has paused the guest until all of it is on the target.
     Paused,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
 impl MigrationMode {
-    /// Returns whether the field is omitted: no mode, or one of a later version.
+    /// Returns whether the field is omitted: there is no mode, or a mode of a later version.
     fn is_not_written(mode: &Option<Self>) -> bool {
         mode.is_none_or(|mode| mode == Self::Unknown)
     }
@@ -480,90 +486,90 @@ impl MigrationMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationProgress {
-    /// In a few words.
+    /// Human-readable summary, such as `42 %, 310 MiB left, about 7 s`.
     pub summary: String,
-    /// Bytes of memory and copied disks.
+    /// Total number of bytes of memory and copied disks.
     pub data_total: u64,
-    /// Bytes that were sent, some more than once.
+    /// Number of bytes sent so far. Bytes that were sent repeatedly count repeatedly.
     pub data_processed: u64,
-    /// Bytes that are still to be sent.
+    /// Number of bytes still to be sent.
     pub data_remaining: u64,
-    /// Bytes that the guest changes in a second.
+    /// Rate at which the guest changes its memory, in bytes per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_rate: Option<u64>,
-    /// Bytes that are sent in a second.
+    /// Rate at which data is sent, in bytes per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
-    /// Passes over the guest's memory.
+    /// Number of the current pass over the guest's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iteration: Option<u64>,
     /// Expected downtime if the guest switched over now, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_downtime: Option<u64>,
-    /// When it will be over, if it goes on like this.
+    /// Expected end of the migration at its present rates.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub estimated_end: Option<Timestamp>,
 }
 
-/// A migration as KubeVirt reports it, on the instance and on the migration.
+/// State of a migration in KubeVirt's format, in the status of both the VirtualMachineInstance and the migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationState {
     /// UID of the migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_uid: Option<String>,
-    /// When the guest began to move.
+    /// Time at which source and target of the migration were named.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub start_timestamp: Option<Timestamp>,
-    /// When it was over.
+    /// Time at which the migration ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub end_timestamp: Option<Timestamp>,
     /// Mode of the migration.
     #[serde(skip_serializing_if = "MigrationMode::is_not_written")]
     pub mode: Option<MigrationMode>,
-    /// Node that it comes from.
+    /// Node that the guest leaves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_node: Option<String>,
-    /// Pod that it comes from.
+    /// Pod that the guest leaves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_pod: Option<String>,
-    /// Node that it goes to.
+    /// Node to which the guest moves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_node: Option<String>,
-    /// Pod that it goes to.
+    /// Pod to which the guest moves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_pod: Option<String>,
-    /// Where the target's tunnel listens.
+    /// Address and port on which the target's tunnel listens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_node_address: Option<String>,
-    /// libvirt on the target knows the guest.
+    /// The source or the target has reported that the guest runs on the target.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub target_node_domain_detected: bool,
-    /// It is over.
+    /// The migration has ended, whether it succeeded or failed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub completed: bool,
-    /// It is over, and the guest has not moved.
+    /// The migration has failed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
-    /// Why not.
+    /// Human-readable reason why the migration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// It was canceled on request.
+    /// An abort of the migration was requested, or the migration was deleted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub abort_requested: bool,
-    /// Result of the cancellation: `Aborting`, `Succeeded` or `Failed`.
+    /// Result of the abort: `Aborting`, `Succeeded` or `Failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub abort_status: Option<String>,
-    /// Configuration of the migration, as it was in force when both sides were named.
+    /// Configuration of the migration, as it was in force when source and target were named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_configuration: Option<MigrationConfiguration>,
 }
 
 impl MigrationState {
-    /// Returns whether the migration is over, whatever became of it.
+    /// Returns whether the migration has ended, whether it succeeded or failed.
     pub fn has_ended(&self) -> bool {
         self.completed || self.failed
     }
@@ -573,25 +579,25 @@ impl MigrationState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MigrationConfiguration {
-    /// Bytes a second at most, as a quantity; 0 is no limit.
+    /// Maximum bandwidth in bytes per second, as a quantity. 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bandwidth_per_migration: Option<String>,
-    /// Seconds for each GiB that is to be moved; 0 is no limit.
+    /// Time limit in seconds for each GiB of memory and copied disks. 0 means no limit.
     #[serde(rename = "completionTimeoutPerGiB", skip_serializing_if = "Option::is_none")]
     pub completion_timeout_per_gib: Option<i64>,
-    /// Seconds without progress; 0 is no limit.
+    /// Time without progress in seconds after which the migration is aborted. 0 means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress_timeout: Option<i64>,
     /// Maximum downtime of the guest, in milliseconds.
     #[serde(rename = "maxDowntimeMs", skip_serializing_if = "Option::is_none")]
     pub max_downtime_ms: Option<u64>,
-    /// The guest may be slowed down.
+    /// The guest may be throttled so that the migration can complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,
-    /// The guest may run on the target before all of it is there.
+    /// The guest may run on the target before all of its memory has arrived (post-copy).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_post_copy: Option<bool>,
-    /// The guest may be paused.
+    /// The guest may be paused or switched to post-copy so that the migration can complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_workload_disruption: Option<bool>,
 }

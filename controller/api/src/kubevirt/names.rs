@@ -4,17 +4,19 @@
 pub const VIRT_LAUNCHER: &str = "virt-launcher";
 /// Label of a pod: its role, which is `virt-launcher` for launcher pods.
 pub const APP: &str = "kubevirt.io";
-/// Label of a pod: UID of its instance.
+/// Label of a pod: UID of the pod's instance.
 pub const CREATED_BY: &str = "kubevirt.io/created-by";
 /// Label of an instance and its pods: name of the instance's VirtualMachine, or of the instance itself.
 pub const VM_NAME: &str = "vm.kubevirt.io/name";
-/// Label of a launcher pod: name of its instance, shortened if it is too long. `virtctl expose` selects the pod by it.
+/// Label of a launcher pod: name of the pod's instance, shortened if it is too long. `virtctl expose` selects the pod
+/// by this label.
 pub const INSTANCE_ID: &str = "vmi.kubevirt.io/id";
 /// Label of an instance: the node whose agent manages it.
 pub const NODE_NAME: &str = "kubevirt.io/nodeName";
-/// Annotation of a pod: name of its instance.
+/// Annotation of a pod: name of the pod's instance.
 pub const DOMAIN: &str = "kubevirt.io/domain";
-/// Readiness gate of a launcher pod: the guest runs in it, and its readiness probe succeeds if it has one.
+/// Readiness gate of a launcher pod: the guest runs in the pod, and the guest's readiness probe succeeds if there is
+/// one.
 pub const GUEST_RUNNING: &str = "drydock.dev/guest-running";
 /// Annotation of an instance: the generation of its VirtualMachine from which it was created.
 pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
@@ -24,7 +26,7 @@ pub const TEMPLATE: &str = "drydock.dev/template";
 pub const EVICTED: &str = "drydock.dev/evicted";
 /// Label of a launcher pod and of the PDB that protects it: a value that is unique to the pod.
 pub const LAUNCHER: &str = "drydock.dev/launcher";
-/// Annotation of such a PDB: name of the pod's instance.
+/// Annotation of the PDB that protects a launcher pod: name of the pod's instance.
 pub const INSTANCE: &str = "drydock.dev/instance";
 /// Annotation of an instance: requester of its eviction, if that is the descheduler (KubeVirt's name).
 pub const EVICTION_SOURCE: &str = "kubevirt.io/eviction-source";
@@ -34,7 +36,7 @@ pub const DESCHEDULER: &str = "descheduler";
 pub const REQUESTED_BY: &str = "requested-by";
 /// Value of [`REQUESTED_BY`].
 pub const BY_DESCHEDULER: &str = "sigs.k8s.io/descheduler";
-/// Annotation of a pod: a refused eviction moves the pod in the background (the descheduler's name).
+/// Annotation of a pod: a refused eviction moves the guest in the background (the descheduler's name).
 pub const REQUEST_EVICT_ONLY: &str = "descheduler.alpha.kubernetes.io/request-evict-only";
 /// Annotation of a pod: its eviction is in progress in the background (the descheduler's name).
 pub const EVICTION_IN_PROGRESS: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
@@ -48,12 +50,12 @@ pub const EVACUATION_FALLBACK: &str = "drydock.dev/evacuation-fallback";
 pub const RESTART: &str = "restart";
 /// Name prefix of migrations that drain a node (KubeVirt's).
 pub const EVACUATION_PREFIX: &str = "kubevirt-evacuation-";
-/// Finalizer of an instance: it stays until the guest has ended and the pods are deleted.
+/// Finalizer of an instance: the object is kept until the guest has ended and the pods are deleted.
 pub const FINALIZER: &str = "foregroundDeleteVirtualMachine";
-/// Finalizer of a VirtualMachine: it stays until the instance is deleted.
+/// Finalizer of a VirtualMachine: the object is kept until the instance is deleted.
 pub const VM_FINALIZER: &str = "kubevirt.io/virtualMachineControllerFinalize";
 
-/// Finalizer of a migration: it stays until both sides have settled (KubeVirt's name).
+/// Finalizer of a migration: the object is kept until source and target have settled (KubeVirt's name).
 pub const MIGRATION_FINALIZER: &str = "kubevirt.io/migrationJobFinalize";
 
 /// Types of conditions of an instance.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, machine::InstanceTemplate};
 
-/// A number of instances that are all alike.
+/// A number of identical VirtualMachineInstances.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kubevirt.io",
@@ -36,15 +36,16 @@ use super::{Condition, machine::InstanceTemplate};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct VirtualMachineInstanceReplicaSetSpec {
-    /// Number of instances. 1 if not set.
+    /// Desired number of VirtualMachineInstances. 1 if not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100000))]
     pub replicas: Option<i32>,
-    /// Which instances it counts; the template's labels must be among them.
+    /// Selector of the VirtualMachineInstances that belong to the replica set. The selector must match the labels of
+    /// the template.
     pub selector: LabelSelector,
-    /// The instance that is made.
+    /// Template of the VirtualMachineInstances.
     pub template: InstanceTemplate,
-    /// Nothing is made or deleted.
+    /// Whether the replica set is paused: while it is, no VirtualMachineInstance is created or deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
 }
@@ -53,14 +54,14 @@ pub struct VirtualMachineInstanceReplicaSetSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualMachineInstanceReplicaSetStatus {
-    /// Instances that have not ended.
+    /// Number of VirtualMachineInstances that have not ended.
     pub replicas: i32,
-    /// Instances that are ready.
+    /// Number of VirtualMachineInstances that are ready.
     pub ready_replicas: i32,
     /// The selector as text, for autoscalers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<String>,
-    /// ReplicaPaused, ReplicaFailure.
+    /// Conditions of the replica set: ReplicaPaused and ReplicaFailure.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::conditions")]
     pub conditions: Vec<Condition>,

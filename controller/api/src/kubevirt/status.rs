@@ -1,7 +1,7 @@
 //! The status of a VirtualMachineInstance.
 //!
-//! The controller writes the cluster's part, the agent of `nodeName` the guest's part; each field has one writer (the
-//! writer of the phase changes when the guest runs).
+//! The controller writes the cluster's part, and the agent of `nodeName` writes the guest's part. Each field has one
+//! writer at a time: the agent takes over the phase from the controller when the guest runs.
 
 use std::collections::BTreeMap;
 
@@ -22,63 +22,63 @@ pub use super::guest_cpu::GuestCpu;
     "message": "a final phase is final",
 }]))]
 pub struct VirtualMachineInstanceStatus {
-    /// Where it is between its start and its end.
+    /// Phase of the virtual machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Why, in one CamelCase word, where a reason is known.
+    /// CamelCase reason why the guest does not run, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When it first reached each phase.
+    /// Times at which the virtual machine first reached each phase.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "phase_transitions")]
     pub phase_transition_timestamps: Vec<PhaseTransition>,
-    /// Ready, Paused, LiveMigratable, AgentConnected, PodScheduled and others.
+    /// Conditions of the virtual machine: Ready, Paused, LiveMigratable, AgentConnected, PodScheduled and others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::conditions")]
     pub conditions: Vec<Condition>,
-    /// The node on which it runs.
+    /// Name of the node on which the virtual machine runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Its pods that have not ended, by UID, and their nodes.
+    /// Launcher pods that have not ended: UID of the pod to name of its node.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub active_pods: BTreeMap<String, String>,
     /// Network interfaces with their addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<InterfaceStatus>,
-    /// The guest's operating system, as its agent reports it.
+    /// Operating system of the guest, as the guest agent reports it.
     #[serde(rename = "guestOSInfo", skip_serializing_if = "GuestOsInfo::is_empty")]
     pub guest_os_info: GuestOsInfo,
-    /// `frozen` while its file systems are frozen.
+    /// `frozen` while the guest's file systems are frozen, or about to be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fs_freeze_status: Option<String>,
-    /// Whether a migration moves disks too.
+    /// Whether a migration also copies disks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_method: Option<MigrationMethod>,
     /// Transport of a migration's stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_transport: Option<String>,
-    /// Its newest migration.
+    /// State of the newest migration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration_state: Option<MigrationState>,
-    /// The node that it is to leave; empty once it has left that.
+    /// Node that the virtual machine is to leave. Empty once the virtual machine has left the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation_node_name: Option<String>,
-    /// The request that it leaves that node, or the last such request, with its failed attempts.
+    /// Current or last request that the virtual machine leave its node, with the failed attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<Evacuation>,
-    /// Quality of service class of its pod.
+    /// Quality of service class of the launcher pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qos_class: Option<String>,
-    /// The machine type that it got.
+    /// Machine type of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<MachineStatus>,
-    /// CPU topology.
+    /// CPU topology of the guest.
     #[serde(rename = "currentCPUTopology", skip_serializing_if = "Option::is_none")]
     pub current_cpu_topology: Option<CpuTopology>,
-    /// Memory.
+    /// Memory of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryStatus>,
-    /// Volumes.
+    /// Volumes of the virtual machine.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<VolumeStatus>")]
     pub volume_status: Vec<VolumeStatus>,
@@ -91,23 +91,23 @@ fn phase_transitions(generator: &mut schemars::SchemaGenerator) -> schemars::Sch
     super::list_map::<Vec<PhaseTransition>>(generator, &["phase"])
 }
 
-/// Where a virtual machine is between its start and its end.
+/// Phase of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
-    /// Nothing was done yet.
+    /// The launcher pod does not exist yet.
     #[default]
     Pending,
-    /// Its pod is on the way to a node.
+    /// The launcher pod is being scheduled and started.
     Scheduling,
-    /// Its pod is there.
+    /// The launcher pod has started, and the guest does not run yet.
     Scheduled,
     /// The guest runs.
     Running,
     /// The guest has shut down.
     Succeeded,
-    /// The guest was lost, crashed, or never started.
+    /// The guest was lost, crashed, was destroyed, or never started.
     Failed,
-    /// Its state cannot be known now, or the phase is one of a later version.
+    /// The state of the virtual machine is unknown at present, or the phase is a value of a later version.
     #[serde(other)]
     Unknown,
 }
@@ -132,13 +132,13 @@ impl Phase {
     }
 }
 
-/// When a phase was first reached.
+/// Time at which a virtual machine first reached a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PhaseTransition {
     /// The phase.
     pub phase: Phase,
-    /// When.
+    /// Time at which the virtual machine first reached the phase.
     #[schemars(schema_with = "super::time")]
     pub phase_transition_timestamp: Timestamp,
 }
@@ -147,22 +147,22 @@ pub struct PhaseTransition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InterfaceStatus {
-    /// Name of the network, if it is one of the object's.
+    /// Name of the network in the spec, if the interface belongs to a network of the spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its first address.
+    /// First IP address of the interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip_address: Option<String>,
-    /// All its addresses.
+    /// All IP addresses of the interface.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ip_addresses: Vec<String>,
-    /// MAC address.
+    /// MAC address of the interface.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// Its name in the guest.
+    /// Name of the interface in the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface_name: Option<String>,
-    /// The source of the addresses: `domain`, `guest-agent`.
+    /// Sources of the information: `domain`, or `domain, guest-agent` if the guest agent reports the interface too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub info_source: Option<String>,
 }
@@ -171,28 +171,28 @@ pub struct InterfaceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuestOsInfo {
-    /// Name.
+    /// Name of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Release of the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel_release: Option<String>,
-    /// Version.
+    /// Version of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Name and version for people.
+    /// Human-readable name and version of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pretty_name: Option<String>,
-    /// Version number.
+    /// Version number of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version_id: Option<String>,
     /// Version of the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel_version: Option<String>,
-    /// Architecture.
+    /// Architecture of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
-    /// Short name.
+    /// Short name of the operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 }
@@ -203,23 +203,23 @@ impl GuestOsInfo {
     }
 }
 
-/// Whether a migration moves disks too.
+/// Whether a migration also copies disks: `BlockMigration` if it does, `LiveMigration` if all disks are shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum MigrationMethod {
     /// Disks that only the source has are copied.
     BlockMigration,
     /// All disks are shared.
     LiveMigration,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
-/// The machine type that a guest got.
+/// The machine type of a running guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MachineStatus {
-    /// Its versioned name.
+    /// Versioned name of the machine type.
     #[serde(rename = "type")]
     pub type_: String,
 }
@@ -228,11 +228,11 @@ pub struct MachineStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CpuTopology {
-    /// Cores of each socket.
+    /// Number of cores per socket.
     pub cores: u32,
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u32,
-    /// Threads of each core.
+    /// Number of threads per core.
     pub threads: u32,
 }
 
@@ -240,13 +240,13 @@ pub struct CpuTopology {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemoryStatus {
-    /// Memory at the start.
+    /// Amount of memory at the start of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_at_boot: Option<String>,
-    /// Current memory.
+    /// Current amount of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_current: Option<String>,
-    /// Requested memory.
+    /// Requested amount of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_requested: Option<String>,
 }
@@ -255,7 +255,7 @@ pub struct MemoryStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeStatus {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
     /// Name of the disk in the guest's hardware, such as `vda`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -263,27 +263,27 @@ pub struct VolumeStatus {
     /// Size of the disk in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,
-    /// The claim that it is.
+    /// PersistentVolumeClaim that backs the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim_info: Option<ClaimInfo>,
 }
 
-/// A PersistentVolumeClaim that is a volume.
+/// A PersistentVolumeClaim that backs a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClaimInfo {
-    /// Its name.
+    /// Name of the claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_name: Option<String>,
     /// Access modes of the claim.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub access_modes: Vec<String>,
-    /// Block or Filesystem.
+    /// Volume mode of the claim: Block or Filesystem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_mode: Option<String>,
 }
 
-/// A request that a virtual machine leaves its node, with its failed attempts.
+/// A request that a virtual machine leave its node, with the failed attempts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Evacuation {
@@ -292,10 +292,10 @@ pub struct Evacuation {
     /// Time of the request.
     #[schemars(schema_with = "super::time")]
     pub requested_at: Timestamp,
-    /// Migrations to empty the node that have failed since then.
+    /// Number of migrations for this request that have failed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failures: u32,
-    /// The last of these.
+    /// Last failed migration for this request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailedMigration>,
 }
@@ -310,42 +310,42 @@ fn is_zero(number: &u32) -> bool {
 pub struct FailedMigration {
     /// UID of the migration.
     pub uid: String,
-    /// When it failed.
+    /// Time at which the migration failed.
     #[schemars(schema_with = "super::time")]
     pub at: Timestamp,
-    /// Why, in one CamelCase word.
+    /// CamelCase reason of the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The same for people.
+    /// Human-readable message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Digest of what decided about it when it was made.
+    /// Digest of the circumstances that affected the migration when it was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub circumstances: Option<String>,
-    /// Something that decides has changed since then, so that the next one need not wait.
+    /// The circumstances have changed since then, so the next migration need not wait for the usual back-off.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub outdated: bool,
 }
 
-/// Source of a request to empty a node of virtual machines.
+/// Source of a request to drain virtual machines from a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum DrainRequest {
     /// A NodeMaintenance of the node.
     Maintenance,
     /// The node's drain taint.
     Taint,
-    /// An eviction on a node that is cordoned, as `kubectl drain` does it.
+    /// An eviction on a cordoned node, as by `kubectl drain`.
     Cordon,
-    /// An eviction alone.
+    /// An eviction on a node that is neither drained nor cordoned.
     Eviction,
-    /// A value of a later version, of which nothing is concluded. It is never written.
+    /// A value of a later version; nothing may be inferred from it. Never written.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
 }
 
 impl DrainRequest {
-    /// Returns the name in the API.
+    /// Returns the name of the source in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Maintenance => "Maintenance",
@@ -376,18 +376,18 @@ pub struct DrydockStatus {
     /// UID of the pod in which the guest runs.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// UIDs of this guest's earlier pods in which nothing runs any more, as the agent has seen: the pod is gone, or its
-    /// Node is.
+    /// UIDs of launcher pods in which nothing runs any more, as the agent has verified: the pod or its Node no longer
+    /// exists.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ended_pods: Vec<String>,
-    /// The end of the guest in one of these pods, if its launcher has reported it.
+    /// End of the guest in one of `endedPods`, if the launcher has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<PodEnding>,
-    /// When its agent thaws its frozen file systems by itself.
+    /// Time at which the node's agent thaws the guest's frozen file systems by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
     pub thaw_at: Option<Timestamp>,
-    /// The images below containerDisks.
+    /// Images below the guest's containerDisks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<ImageRecord>")]
     pub images: Vec<ImageRecord>,
@@ -400,33 +400,34 @@ pub struct PodEnding {
     /// UID of the pod.
     #[serde(rename = "podUID")]
     pub pod_uid: String,
-    /// Outcome: `Shutdown`, `Crashed`, `Destroyed`, `Migrated`, `Failed` or `NotStarted`.
+    /// Outcome of the guest: `Shutdown`, `Crashed`, `Destroyed`, `Migrated`, `Failed` or `NotStarted`.
     #[schemars(with = "String")]
     pub outcome: GuestOutcome,
-    /// The launcher's message.
+    /// Message of the launcher.
     #[serde(default)]
     pub message: String,
-    /// Whether the cluster has ended the guest, and not the guest itself.
+    /// Whether the cluster, and not the guest itself, has caused the end.
     #[serde(default)]
     pub evicted: bool,
-    /// Whether it was the kubelet that evicted the pod.
+    /// Whether the kubelet evicted the pod.
     #[serde(default)]
     pub by_kubelet: bool,
 }
 
-/// The image below a containerDisk, as it was at the first start.
+/// The image below a containerDisk, as it was when the guest was first started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageRecord {
     /// Name of the volume.
     pub name: String,
-    /// Which image it is, by digest: as the manifest names it, or as the node's kubelet reports it. Absent until that is
-    /// known, and where images have no digest, as those that were put on nodes without a registry.
+    /// Reference of the image with its digest: the manifest's own reference, or the kubelet's ID of an image that was
+    /// verified to contain the disk. Absent until the digest is known, and for images without a digest, such as those
+    /// that were put on nodes without a registry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
     /// Size in bytes.
     pub virtual_size: u64,
-    /// Format of its content: `qcow2` or `raw`.
+    /// Format of the image's content: `qcow2` or `raw`.
     #[schemars(with = "String")]
     pub format: DiskFormat,
 }

@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use super::Amount;
 
-/// A volume.
+/// A volume of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Volume {
-    /// Its name, which the disk has too.
+    /// Name of the volume. The disk with the content of the volume has the same name.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"))]
     pub name: String,
-    /// A disk in a container image, with a layer above it that is gone with the pod.
+    /// Disk in a container image, with a writable layer that is deleted with the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_disk: Option<ContainerDisk>,
-    /// Data for cloud-init.
+    /// Data for cloud-init, on a NoCloud disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init_no_cloud: Option<CloudInitNoCloud>,
-    /// The same data, on a disk as OpenStack's config drive.
+    /// Data for cloud-init, on a disk in the format of OpenStack's config drive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init_config_drive: Option<CloudInitNoCloud>,
-    /// A PersistentVolumeClaim: the file disk.img in it, or the block device that it is.
+    /// PersistentVolumeClaim: the file disk.img in its file system, or its block device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
     pub persistent_volume_claim: Option<PersistentVolumeClaimVolumeSource>,
-    /// The PersistentVolumeClaim of that name.
+    /// PersistentVolumeClaim with the name of a data volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_volume: Option<DataVolume>,
-    /// An empty disk that is gone with the pod.
+    /// Empty disk that is deleted with the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_disk: Option<EmptyDisk>,
     /// The files of a ConfigMap, as they are when the guest starts.
@@ -45,7 +45,7 @@ pub struct Volume {
     /// A token of a service account, as it is when the guest starts or arrives in a pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account: Option<ServiceAccountVolume>,
-    /// Facts about the guest's pod, as they are when the guest starts.
+    /// Information about the guest's pod, as it is when the guest starts.
     #[serde(default, rename = "downwardAPI", skip_serializing_if = "Option::is_none")]
     pub downward_api: Option<DownwardApiVolume>,
 }
@@ -55,40 +55,40 @@ pub struct Volume {
 pub enum FilesSource<'a> {
     /// A ConfigMap.
     ConfigMap {
-        /// Its name.
+        /// Name of the ConfigMap.
         name: &'a str,
-        /// Whether the volume is empty if there is no such ConfigMap.
+        /// Whether the volume is empty if the ConfigMap does not exist.
         optional: bool,
     },
     /// A Secret.
     Secret {
-        /// Its name.
+        /// Name of the Secret.
         name: &'a str,
-        /// Whether the volume is empty if there is no such Secret.
+        /// Whether the volume is empty if the Secret does not exist.
         optional: bool,
     },
     /// A token of the pod's service account.
     ServiceAccount,
-    /// Facts about the pod.
+    /// Information about the pod.
     DownwardApi(&'a [DownwardApiField]),
 }
 
 /// The files that a volume has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VolumeFiles<'a> {
-    /// Their source.
+    /// Source of the files.
     pub source: FilesSource<'a>,
     /// The label of the file system.
     pub label: &'a str,
 }
 
-/// Label of a file system unless the volume sets one (KubeVirt's).
+/// Default label of the file system of a volume with files (KubeVirt's label).
 pub const FILES_LABEL: &str = "cfgdata";
-/// Label of the file system for Windows' set-up (KubeVirt's).
+/// Label of the file system for Windows' set-up (KubeVirt's label).
 pub const SYSPREP_LABEL: &str = "unattendCfg";
 
 impl Volume {
-    /// Returns the files that it has.
+    /// Returns the files of the volume; `None` if the volume is of another kind.
     pub fn files(&self) -> Option<VolumeFiles<'_>> {
         let source = self.files_source()?;
         let label = [
@@ -139,7 +139,7 @@ impl Volume {
         })
     }
 
-    /// Returns its data for cloud-init, in whichever form.
+    /// Returns the data for cloud-init, whether the volume is a NoCloud disk or a config drive.
     pub fn cloud_init(&self) -> Option<&CloudInitNoCloud> {
         self.cloud_init_no_cloud
             .as_ref()
@@ -152,10 +152,10 @@ impl Volume {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ContainerDisk {
-    /// The image.
+    /// Reference of the container image.
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
-    /// The disk in it; the only file in its folder /disk if not set.
+    /// Path of the disk in the image. The only file in the image's folder /disk if not set.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -163,7 +163,7 @@ pub struct ContainerDisk {
     )]
     #[schemars(length(max = 1024))]
     pub path: Option<String>,
-    /// Always, Never or IfNotPresent.
+    /// Pull policy of the image: Always, Never or IfNotPresent.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -180,14 +180,14 @@ pub struct ContainerDisk {
     pub image_pull_secret: Option<String>,
 }
 
-/// When an image is pulled.
+/// Pull policy of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PullPolicy {
-    /// Before each start.
+    /// The image is pulled before each start.
     Always,
-    /// Not at all.
+    /// The image is never pulled.
     Never,
-    /// If the node does not have it.
+    /// The image is pulled if the node does not have it.
     IfNotPresent,
 }
 
@@ -202,12 +202,12 @@ impl PullPolicy {
     }
 }
 
-/// Data for cloud-init. Its sources NoCloud and ConfigDrive read the same data from different disks.
+/// Data for cloud-init. cloud-init's data sources NoCloud and ConfigDrive read the same data from different disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct CloudInitNoCloud {
-    /// Secret in the same namespace whose key `userdata` is the user data.
+    /// Secret in the same namespace whose key `userdata` contains the user data.
     #[serde(rename = "secretRef", skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalObjectReference>,
     /// User data in base64.
@@ -216,7 +216,7 @@ pub struct CloudInitNoCloud {
     /// User data.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
-    /// Secret in the same namespace whose key `networkdata` is the network data.
+    /// Secret in the same namespace whose key `networkdata` contains the network data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network_data_secret_ref: Option<LocalObjectReference>,
     /// Network data in base64.
@@ -232,7 +232,7 @@ pub struct CloudInitNoCloud {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct DataVolume {
-    /// Its name.
+    /// Name of the data volume and of its PersistentVolumeClaim.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
@@ -242,7 +242,7 @@ pub struct DataVolume {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct EmptyDisk {
-    /// Its size.
+    /// Size of the disk.
     pub capacity: Amount,
 }
 
@@ -251,9 +251,10 @@ pub struct EmptyDisk {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ConfigMapVolume {
-    /// Its name.
+    /// Name of the ConfigMap.
     pub name: String,
-    /// Whether the volume is empty if there is no such ConfigMap; otherwise the guest does not start without it.
+    /// Whether the volume is empty if the ConfigMap does not exist. Otherwise the guest does not start without the
+    /// ConfigMap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
     /// Label of the file system. cfgdata if not set.
@@ -267,9 +268,9 @@ pub struct ConfigMapVolume {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct SecretVolume {
-    /// Its name.
+    /// Name of the Secret.
     pub secret_name: String,
-    /// Whether the volume is empty if there is no such Secret; otherwise the guest does not start without it.
+    /// Whether the volume is empty if the Secret does not exist. Otherwise the guest does not start without the Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
     /// Label of the file system. cfgdata if not set.
@@ -283,16 +284,16 @@ pub struct SecretVolume {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ServiceAccountVolume {
-    /// Its name.
+    /// Name of the service account.
     pub service_account_name: String,
 }
 
-/// Facts about the guest's pod.
+/// Information about the guest's pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct DownwardApiVolume {
-    /// The facts, a file each.
+    /// Files, each with a field of the pod or a resource of its container.
     #[schemars(length(max = 64))]
     pub fields: Vec<DownwardApiField>,
     /// Label of the file system. cfgdata if not set.
@@ -301,12 +302,12 @@ pub struct DownwardApiVolume {
     pub volume_label: Option<String>,
 }
 
-/// A file with a fact about the guest's pod.
+/// A file with a field of the guest's pod or a resource of its container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct DownwardApiField {
-    /// The name of the file.
+    /// Name of the file.
     pub path: String,
     /// A field of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -321,7 +322,7 @@ pub struct DownwardApiField {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FieldRef {
-    /// Version of the API. v1 if not set.
+    /// API version of the field path. v1 if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
     /// Path of the field, such as metadata.labels.
@@ -333,11 +334,11 @@ pub struct FieldRef {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct ResourceFieldRef {
-    /// Name of the container, which is compute.
+    /// Name of the container, which must be compute.
     pub container_name: String,
     /// The resource, such as limits.memory.
     pub resource: String,
-    /// The unit of the file's number, such as 1Mi. 1 if not set.
+    /// Unit of the number in the file, such as 1Mi. 1 if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub divisor: Option<Amount>,
 }
@@ -347,20 +348,20 @@ pub struct ResourceFieldRef {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct SysprepVolume {
-    /// A ConfigMap.
+    /// ConfigMap with the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_map: Option<LocalObjectReference>,
-    /// A Secret.
+    /// Secret with the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secret: Option<LocalObjectReference>,
 }
 
-/// A network.
+/// A network of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Network {
-    /// Its name, which the interface has too.
+    /// Name of the network. The interface on the network has the same name.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
     /// The pod's own network.

@@ -1,32 +1,32 @@
-//! Candidates for the last word of a command line, from the definition of the command line itself.
+//! Determines the candidates for the last word of a command line from the definition of the command line.
 
 use clap::{Arg, ArgAction, Command, FromArgMatches, Parser};
 
 use crate::connection::ConnectionOptions;
 
-/// The possible values of the last word of a command line.
+/// Kind of values that the last word of a command line can have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// One of these words, each with a description that may be empty.
+    /// One of these words. Each has a description, which may be empty.
     Words(Vec<(String, String)>),
-    /// A node.
+    /// Name of a node.
     Nodes,
-    /// A namespace.
+    /// Name of a namespace.
     Namespaces,
-    /// A virtual machine, as NAMESPACE/NAME.
+    /// Name of a virtual machine, as NAMESPACE/NAME.
     Machines,
-    /// A migration, as NAMESPACE/NAME.
+    /// Name of a migration, as NAMESPACE/NAME.
     Migrations,
-    /// A CPU model.
+    /// Name of a CPU model.
     Models,
-    /// A file.
+    /// Path of a file.
     Files,
-    /// Anything, of which nothing is known.
+    /// Any value. There are no candidates.
     Nothing,
 }
 
 impl Wanted {
-    /// Returns whether the cluster has the candidates.
+    /// Returns whether the candidates are read from the cluster.
     pub(super) fn is_in_cluster(&self) -> bool {
         matches!(
             self,
@@ -34,7 +34,8 @@ impl Wanted {
         )
     }
 
-    /// Returns what an argument takes, by its values or by their name in the help.
+    /// Returns the kind of values of an argument, according to its possible values or the name of the value in the
+    /// help.
     fn of(argument: &Arg) -> Self {
         let values = argument.get_possible_values();
         if !values.is_empty() {
@@ -62,20 +63,21 @@ impl Wanted {
 /// A word to complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CompletionRequest {
-    /// Its possible values.
+    /// Kind of values that the word can have.
     pub(super) wanted: Wanted,
-    /// Its typed beginning.
+    /// Beginning of the value that the user has typed.
     begin: String,
-    /// The part of the word before it: `--node=`.
+    /// Part of the word before the value: `--node=`.
     before: String,
-    /// Values that were given before, which are no candidates again.
+    /// Values that the command line already has. They are no candidates.
     given: Vec<String>,
-    /// Options about the API server that were given.
+    /// Connection options for the API server that the command line has so far.
     options: Vec<String>,
 }
 
 impl CompletionRequest {
-    /// Returns the candidates as lines: of those from the cluster, or else of the words, those that begin as the last word does.
+    /// Returns the candidates as lines. These are the names `found` in the cluster or the words of the argument, as far
+    /// as they begin like the last word.
     pub(super) fn matching(&self, found: Vec<String>) -> Vec<String> {
         let words = match &self.wanted {
             Wanted::Words(words) => words.clone(),
@@ -114,7 +116,7 @@ impl CompletionRequest {
     }
 }
 
-/// Returns the request to complete the last of the words, which do not include the program's name.
+/// Returns the request to complete the last of the words. The words do not include the program's name.
 pub(super) fn question(root: &Command, words: &[String]) -> CompletionRequest {
     let (last, before) = words
         .split_last()
@@ -180,7 +182,7 @@ pub(super) fn question(root: &Command, words: &[String]) -> CompletionRequest {
     question
 }
 
-/// Returns the option of a command, or of all commands, with this name: `--node`, `-n`.
+/// Returns the option with this name (`--node`, `-n`) of a command or of all commands.
 fn option<'a>(root: &'a Command, command: &'a Command, name: &str) -> Option<&'a Arg> {
     let long = name.strip_prefix("--");
     let short = name
@@ -198,7 +200,7 @@ fn takes_value(argument: &Arg) -> bool {
     matches!(argument.get_action(), ArgAction::Set | ArgAction::Append)
 }
 
-/// Keeps an option of all commands: those are about the API server.
+/// Keeps an option that all commands have. These are the connection options for the API server.
 fn keep_option(root: &Command, argument: &Arg, value: &str, options: &mut Vec<String>) {
     let is_of_all = root.get_arguments().any(|other| other.get_id() == argument.get_id());
     if let Some(long) = argument.get_long().filter(|_| is_of_all) {

@@ -1,4 +1,4 @@
-//! The actions of the console: the start and the end of maintenance, and the cancellation of a migration.
+//! The actions of the console: starting and stopping maintenance, and cancelling a migration.
 
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ use crate::{
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct StartForm {
-    /// Names of nodes, with spaces in between.
+    /// Names of nodes, separated by spaces.
     nodes: String,
     #[serde(default)]
     reason: String,
     #[serde(default)]
     give_up_after: String,
-    /// The names once more, where that is needed.
+    /// Repetition of the names, if the cluster requires a confirmation.
     #[serde(default)]
     confirm: String,
 }
@@ -65,7 +65,8 @@ pub(super) async fn start(State(shared): State<Arc<ConsoleContext>>, Json(start)
         reason: filled(&start.reason),
         give_up_after: filled(&start.give_up_after),
     };
-    // All of them are tried before the first is started.
+    // The maintenance of each node is first tried with a dry run, so that no maintenance starts if one of them is
+    // refused.
     for dry_run in [true, false] {
         for node in &options.nodes {
             if let Err(failure) = maintenance_command::create(&shared.client, node, &options, dry_run).await {
@@ -101,7 +102,7 @@ pub(super) async fn cancel(State(shared): State<Arc<ConsoleContext>>, Json(cance
     }
 }
 
-/// Returns the response to the browser for a failure, with the error message.
+/// Returns the error response for a failure.
 fn refused(failure: &CommandError) -> Response {
     let status = match failure.exit() {
         Exit::NotAllowed => StatusCode::FORBIDDEN,

@@ -1,29 +1,29 @@
-//! The decision which requests are served, by their headers alone.
+//! Decides which requests are served, according to their headers alone.
 //!
-//! The console acts with its user's credentials, so it must act for no one else: another user of the machine, another
-//! web site in the same browser, or a name of another site that resolves to this address.
+//! The console acts with the credentials of its user, so it must not act for anyone else: another user of the machine,
+//! another web site in the same browser, or a name of another site that resolves to the address of the console.
 //!
-//! | the request | is refused with |
+//! | request | status code of the refusal |
 //! |---|---|
 //! | `Host` is not `127.0.0.1:PORT` or `localhost:PORT`, in a cluster none of [`Hosts`] (DNS rebinding) | 421 |
 //! | a method other than GET and POST | 405 |
-//! | `Sec-Fetch-Site` is there and neither `same-origin` nor `none` | 403 |
-//! | `Origin` is there and another one than the console's | 403 |
+//! | `Sec-Fetch-Site` is present and neither `same-origin` nor `none` | 403 |
+//! | `Origin` is present and differs from the console's | 403 |
 //! | a POST whose `Content-Type` is not `application/json`, which forms cannot send | 415 |
-//! | on the user's machine: anything under `/api/` without the key of a session, but the exchange of a link's key for it | 403 |
+//! | on the user's machine: anything under `/api/` without the key of a session, except the exchange of a link's key | 403 |
 //! | in a cluster: anything under `/api/` without the header [`SESSION`], whatever its value | 403 |
 //!
 //! # In a cluster
 //!
-//! The bearer token of a request decides for which user it acts (`incluster`). A proxy adds the token to everything
-//! that a browser sends, so the token identifies the user but does not prove that the user wants the request. The proof
-//! is the header that only the console's own script sets:
+//! The bearer token of a request identifies its user (`incluster`). A proxy adds the token to every request of a
+//! browser, so the token does not prove that the user wants the request. The proof is the header that only the
+//! console's own script sets:
 //!
-//! | threat | why it fails |
+//! | threat | defence |
 //! |---|---|
-//! | a form or an image of another site, with the token that the proxy adds (CSRF) | it cannot set the header; `Sec-Fetch-Site`, `Origin` and `Content-Type` refuse it too |
+//! | a form or an image of another site, with the token that the proxy adds (CSRF) | it cannot set the header, and `Sec-Fetch-Site`, `Origin` and `Content-Type` are checked |
 //! | a script of another site that sets the header | its browser sends OPTIONS first, which is refused and has no header that would allow it |
-//! | a link or the sign-in of a proxy, which lead here from another site | only the document, which is the same for everybody and has no data, is served to a navigation |
+//! | a link on another site, or the sign-in of a proxy | a navigation receives only the document, which is the same for everybody and has no data |
 //! | another site shows the console in a frame, and its user clicks | `frame-ancestors 'none'` |
 //! | a site of the same domain with another port or host | another origin: `Origin` and `Sec-Fetch-Site: same-site` are refused |
 //! | a name of another site that resolves to the Service or the user's machine | its `Host` is not served |
@@ -37,14 +37,14 @@ use thiserror::Error;
 
 use super::sessions::ConsoleSessions;
 
-/// Header with the key of the session. A request of another site cannot have it without a preflight, which is refused.
+/// Header with the key of the session. A request of another site cannot set it without a preflight, which is refused.
 pub(super) const SESSION: &str = "x-drydock-session";
 /// Path at which the key of a link is exchanged for a session.
 pub(super) const EXCHANGE: &str = "/api/session";
-/// Names of the user's own machine, by which `kubectl port-forward` is reached. No other site can have them.
+/// Names of the user's own machine, which `kubectl port-forward` uses. No other site can have these names.
 const OWN_MACHINE: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// The reason why a request is not served.
+/// Reason why a request is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum GuardRefusal {
     #[error("this console has another name: use the link that it has printed")]
@@ -77,7 +77,7 @@ impl GuardRefusal {
 /// Decides on a request to the console at this port of the user's machine.
 ///
 /// # Errors
-/// If it is not served.
+/// If the request is not served.
 pub(super) fn admit(
     method: &Method,
     path: &str,
@@ -95,17 +95,18 @@ pub(super) fn admit(
     Ok(())
 }
 
-/// The names of a console in a cluster.
+/// Host names of a console in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hosts {
-    /// Names that were configured, each with a port if only that one is meant.
+    /// Configured host names. A name with a port is valid for that port only.
     configured: Vec<String>,
-    /// Names of the Service.
+    /// Host names of the Service.
     service: Vec<String>,
 }
 
 impl Hosts {
-    /// Returns these names, those of the Service `drydock-console` in a namespace, and those of the user's own machine.
+    /// Returns the configured names, the names of the Service `drydock-console` in a namespace, and the names of the
+    /// user's own machine.
     pub(super) fn new(configured: &[String], namespace: &str) -> Self {
         let service = "drydock-console";
         Self {
@@ -119,22 +120,22 @@ impl Hosts {
         }
     }
 
-    /// Returns whether requests to this host are served.
+    /// Returns whether requests with this host are served.
     fn serve(&self, host: &str) -> bool {
         let name = without_port(host);
         let any_port = self.service.iter().map(String::as_str).chain(OWN_MACHINE);
         any_port.into_iter().any(|own| own == name) || self.configured.iter().any(|own| own == host || own == name)
     }
 
-    /// Returns whether a page of this origin is the console's, in a request to this host. A proxy may have replaced the host
-    /// that the browser sent.
+    /// Returns whether a page of this origin belongs to the console, given the host of the request. A proxy may have
+    /// replaced the host that the browser sent.
     fn is_origin(&self, origin: &str, host: &str) -> bool {
         let named = origin.strip_prefix("https://");
         named.is_some_and(|named| named == host || self.configured.iter().any(|own| own == named))
     }
 }
 
-/// Returns whether a host is the user's own machine, whatever the port.
+/// Returns whether the host of a request is the user's own machine, with any port.
 pub(super) fn is_own_machine(headers: &HeaderMap) -> bool {
     host(headers).is_some_and(|host| OWN_MACHINE.contains(&without_port(&host)))
 }
@@ -146,10 +147,10 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// Decides on a request to a console in a cluster; who it acts for is decided elsewhere.
+/// Decides on a request to a console in a cluster. The user of the request is determined elsewhere.
 ///
 /// # Errors
-/// If it is not served.
+/// If the request is not served.
 pub(super) fn admit_in_cluster(
     method: &Method,
     path: &str,
@@ -168,7 +169,7 @@ pub(super) fn admit_in_cluster(
     Ok(())
 }
 
-/// Refuses requests of other sites, unless it `navigates`: then it is a link that leads here.
+/// Rejects requests of other sites. A request that `navigates` is exempt, because it may come from a link.
 fn same_site(
     method: &Method,
     headers: &HeaderMap,
@@ -191,7 +192,7 @@ fn same_site(
     Ok(())
 }
 
-/// Returns the host that a request names, if it is one.
+/// Returns the host of a request if the request has exactly one.
 fn host(headers: &HeaderMap) -> Option<String> {
     let mut named = headers.get_all(HOST).iter();
     let host = named.next()?.to_str().ok()?.to_ascii_lowercase();
@@ -206,7 +207,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    /// Method, path and headers of a request, and the decision on it.
+    /// Method, path and headers of a request, and the expected decision.
     type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<GuardRefusal>);
 
     /// Returns the decision on a request to port 7000 with these headers.
@@ -371,7 +372,7 @@ mod tests {
         const NAVIGATES: (&str, &str) = ("sec-fetch-mode", "navigate");
         let (get, post) = (&Method::GET, &Method::POST);
         check_in_cluster(&[
-            // A link, or the sign-in of a proxy; nothing but the document.
+            // A link or the sign-in of a proxy can only request the document.
             (get, "/nodes", &[HOST, CROSS, NAVIGATES], None),
             (get, "/nodes", &[HOST, CROSS], Some(GuardRefusal::OtherSite)),
             (
@@ -393,7 +394,7 @@ mod tests {
                 Some(GuardRefusal::OtherSite),
             ),
             (get, "/api/live", &[HOST], Some(GuardRefusal::NoHeader)),
-            // A token alone is not enough: a proxy adds it.
+            // A token alone is not sufficient, because a proxy adds it.
             (
                 get,
                 "/api/live",
@@ -441,7 +442,7 @@ mod tests {
                 &[HOST, OWN, JSON, origin("null")],
                 Some(GuardRefusal::OtherSite),
             ),
-            // The proxy has replaced the host.
+            // A proxy has replaced the host.
             (
                 post,
                 "/api/start",

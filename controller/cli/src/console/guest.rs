@@ -4,11 +4,11 @@
 //!  page of a guest (/api/live) ─opens─▶ OpenGuests ─▶ OpenGuest ◀─task─▶ GuestSocket ◀─▶ API server ◀─▶ guest
 //!     rows of its console, its state ◀── changes ──┤
 //!  /api/guest/input (keys, text, pointer) ────────▶├─▶ TerminalScreen: bytes ─▶ screen ─▶ rows of HTML
-//!  /api/guest/frame (what of a display changed) ◀──┘└▶ Rfb: bytes ─▶ Framebuffer ─▶ rectangles of pixels
+//!  /api/guest/frame (changes of a display) ◀───────┘└▶ Rfb: bytes ─▶ Framebuffer ─▶ rectangles of pixels
 //! ```
 //!
-//! A guest is open as long as the stream of its page: closing the tab closes the websocket. The browser interprets nothing
-//! that a guest sends; it gets HTML, in which everything is escaped, or pixels.
+//! A guest is open as long as the stream of its page, so closing the tab closes the websocket. The browser does not
+//! interpret the output of a guest: it receives escaped HTML or pixels.
 
 mod framebuffer;
 mod guest_requests;
@@ -45,16 +45,16 @@ use super::view::GuestDevice;
 pub(super) use guest_requests::{FRAME, INPUT, frame, input};
 pub(super) use terminal::{COLUMNS, ROWS};
 
-/// Close code of a websocket after which the client may connect again: the guest has moved, or was restarted, or the
-/// controller that relays it stops (RFC 6455, 7.4.1 and its registry).
+/// Close code of a websocket after which the client may connect again (RFC 6455, 7.4.1 and its registry): the guest has
+/// moved or was restarted, or the controller that relays the stream stops.
 const AGAIN: u16 = 1012;
-/// Time in which a connection that was closed with [`AGAIN`] has to be there again.
+/// Time limit for connecting again after a close with [`AGAIN`].
 const RECONNECT: Duration = Duration::from_secs(120);
-/// Time between two attempts for that.
+/// Interval of the attempts to connect again.
 const ATTEMPT: Duration = Duration::from_millis(500);
 /// Message with which KubeVirt and Drydock refuse a display that another client has open (`preserveSession`).
 const IN_USE: &str = "Active VNC connection";
-/// Bytes to a serial console that may wait.
+/// Maximum number of bytes that wait to be sent to a serial console.
 const MOST_INPUT: usize = 64 << 10;
 
 /// The state of the connection to a guest.
@@ -62,56 +62,56 @@ const MOST_INPUT: usize = 64 << 10;
 pub(super) enum StreamStatus {
     /// The websocket is being opened.
     Connecting,
-    /// It is open. If it replaces a closed connection, contains the reason why that was closed.
+    /// The websocket is open. If it replaces a closed one, the value is the reason for which that was closed.
     Connected(Option<String>),
-    /// It was closed for this reason, and another one is being opened.
+    /// The websocket was closed for this reason, and a new one is being opened.
     Reconnecting(String),
-    /// Another client has the display.
+    /// Another client uses the display.
     InUse,
-    /// Another client has taken it, or the connection broke; the two cannot be distinguished.
+    /// Another client has taken over the display, or the connection broke. The two cannot be distinguished.
     Lost,
-    /// It has ended for this reason, and is not opened again.
+    /// The connection has ended for this reason, and is not opened again.
     Ended(String),
 }
 
-/// The state of a guest that a page shows.
+/// State of a guest that a page shows.
 #[derive(Clone, Debug)]
 pub(super) struct Shown {
-    /// The identity under which input is posted and frames are requested.
+    /// Identity with which the browser posts input and requests frames.
     pub(super) id: u64,
     pub(super) status: StreamStatus,
     pub(super) picture: Picture,
 }
 
-/// The visible state of a guest's console or display.
+/// Visible state of a guest's console or display.
 #[derive(Clone, Debug)]
 pub(super) enum Picture {
-    /// The rows of a serial console.
+    /// Rows of a serial console.
     Rows(Vec<Markup>),
-    /// The width and height of a display in pixels, which the browser draws; `None` before they are known.
+    /// Width and height of a display in pixels, which the browser draws; `None` if they are not known yet.
     Size(Option<(u16, u16)>),
 }
 
-/// Something that the user does with a guest.
+/// Input of the user for a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", deny_unknown_fields)]
 pub(super) enum UserInput {
-    /// A key is pressed or released.
+    /// The user presses or releases a key.
     Key(KeyPress),
-    /// A text is pasted.
+    /// The user pastes a text.
     Text { text: String },
-    /// The pointer moves, or its buttons do: as in `MouseEvent.buttons`.
+    /// The user moves the pointer or changes its buttons, which are encoded as in `MouseEvent.buttons`.
     Pointer { x: u16, y: u16, buttons: u8 },
-    /// The wheel turns by a step.
+    /// The user turns the wheel by one step.
     Wheel { x: u16, y: u16, up: bool },
-    /// Ctrl, Alt and Delete.
+    /// The user sends Ctrl, Alt and Delete.
     CtrlAltDelete,
-    /// The guest does not get the keyboard any more.
+    /// The guest loses the focus of the keyboard.
     Release,
 }
 
 enum StreamScreen {
-    /// With the bytes that are to be sent.
+    /// A serial console, with the bytes that wait to be sent to it.
     Terminal(Box<TerminalScreen>, Vec<u8>),
     Display(Rfb),
 }
@@ -124,15 +124,15 @@ struct ViewState {
 /// The console or the display of a guest.
 pub(super) struct OpenGuest {
     state: Mutex<ViewState>,
-    /// Grows with each change of what a page shows.
+    /// Counter that grows with each change of the shown content.
     changes: watch::Sender<u64>,
-    /// There is something to be sent.
+    /// Notification that output for the guest is waiting.
     output: Notify,
-    /// There is something for the browser to draw.
+    /// Notification that the display has changed.
     frames: Notify,
 }
 
-/// All that are open.
+/// All open consoles and displays.
 pub(super) struct OpenGuests {
     process: Process,
     next: AtomicU64,
@@ -140,7 +140,7 @@ pub(super) struct OpenGuests {
     budget: Budget,
 }
 
-/// An open console or display, which closes when this is dropped.
+/// An open console or display. Dropping the value closes it.
 pub(super) struct Opened {
     id: u64,
     guest: Arc<OpenGuest>,
@@ -149,7 +149,7 @@ pub(super) struct Opened {
 }
 
 impl OpenGuests {
-    /// Returns none, of a process that runs their tasks.
+    /// Returns an empty collection. `process` runs the tasks of the guests.
     pub(super) fn new(process: &Process) -> Arc<Self> {
         Arc::new(Self {
             process: process.clone(),
@@ -159,12 +159,13 @@ impl OpenGuests {
         })
     }
 
-    /// Returns the one with this identity, if it is open.
+    /// Returns the open console or display with this identity.
     pub(super) fn find(&self, id: u64) -> Option<Arc<OpenGuest>> {
         self.open.lock().get(&id).cloned()
     }
 
-    /// Opens the console or the display of a guest. A console is taken from its current client, as the API requires.
+    /// Opens the console or the display of a guest. A console is taken from its current client, because the API
+    /// requires that.
     pub(super) fn open(
         self: &Arc<Self>,
         client: &Client,
@@ -181,7 +182,7 @@ impl OpenGuests {
                     StreamScreen::Terminal(Box::new(terminal), Vec::new()),
                     StreamStatus::Connecting,
                 ),
-                // A constant size is never refused; the page would show it.
+                // The size is constant and never rejected. If it were, the page would show the error.
                 Err(error) => (
                     StreamScreen::Display(Rfb::new(self.budget.clone())),
                     StreamStatus::Ended(error.to_string()),
@@ -241,13 +242,13 @@ impl Drop for Opened {
 }
 
 impl OpenGuest {
-    /// Connects, and connects again as long as that makes sense.
+    /// Connects, and connects again until the connection ends for good.
     async fn run<Connect, Future>(&self, connect: Connect)
     where
         Connect: Fn() -> Future,
         Future: std::future::Future<Output = Result<GuestSocket, HandshakeError>>,
     {
-        // Why the last one was closed, and since when there is none.
+        // Reason for which the last connection was closed, and the time of the close.
         let mut closed: Option<(String, Instant)> = None;
         loop {
             let is_late = closed.as_ref().is_none_or(|(_, at)| at.elapsed() > RECONNECT);
@@ -273,7 +274,7 @@ impl OpenGuest {
         }
     }
 
-    /// Forwards bytes until the connection ends, and returns its state then.
+    /// Forwards bytes until the connection ends. Returns the state after that.
     async fn relay(&self, mut socket: GuestSocket, reason: Option<String>) -> StreamStatus {
         if let StreamScreen::Display(rfb) = &mut self.state.lock().screen {
             rfb.restart();
@@ -282,7 +283,7 @@ impl OpenGuest {
         loop {
             let output = self.take_output();
             if !output.is_empty() {
-                // If that fails, the next event has the reason.
+                // If sending fails, the next event has the reason.
                 socket.send(output).await;
             }
             let event = tokio::select! {
@@ -312,7 +313,7 @@ impl OpenGuest {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Shows what the guest has sent.
+    /// Updates the shown content with the output of the guest.
     fn read(&self, bytes: &[u8]) -> Result<(), String> {
         let mut state = self.state.lock();
         match &mut state.screen {
@@ -349,7 +350,7 @@ impl OpenGuest {
         }
     }
 
-    /// Passes on what the user does, in its order. Nothing reaches a guest that is not connected.
+    /// Passes on the input of the user in its order. Input for a guest that is not connected is dropped.
     pub(super) fn input(&self, inputs: Vec<UserInput>) {
         let mut state = self.state.lock();
         if !matches!(state.status, StreamStatus::Connected(_)) {
@@ -379,12 +380,12 @@ impl OpenGuest {
         self.output.notify_one();
     }
 
-    /// Waits until a display with this size changes, and returns the changes; empty if there are none within
-    /// `patience`, and `None` if the display has another size or is closed.
+    /// Waits until a display of this size changes, and returns the changes. Returns an empty portion if nothing changes
+    /// within `patience`, and `None` if the display has another size.
     pub(super) async fn frame(&self, size: (u16, u16), patience: Duration) -> Option<Vec<u8>> {
         let end = Instant::now() + patience;
         loop {
-            // Before the look, so that no change in between is missed.
+            // The notification is requested before the display is read, so that no change in between is missed.
             let notified = self.frames.notified();
             if let StreamScreen::Display(rfb) = &mut self.state.lock().screen {
                 let frame = rfb.frame().filter(|frame| (frame.width, frame.height) == size)?;
@@ -404,7 +405,7 @@ impl OpenGuest {
     }
 }
 
-/// Appends bytes to what waits for a guest, unless it takes nothing.
+/// Appends bytes to the waiting output of a console. The bytes are dropped if the output would exceed [`MOST_INPUT`].
 fn append(output: &mut Vec<u8>, bytes: &[u8]) {
     if output.len() + bytes.len() <= MOST_INPUT {
         output.extend_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! The console in a cluster: many users, each known by a bearer token.
+//! The console in a cluster, for several users. Each user is identified by a bearer token.
 //!
 //! ```text
 //!  browser ─▶ proxy with OIDC, or none ──TLS──▶ guard (headers) ─┬─▶ documents, the same for everybody
@@ -6,21 +6,23 @@
 //!  API server ◀── SelfSubjectReview, watches, writes ── client with that token ◀───────────────┘
 //! ```
 //!
-//! The pods have no right and no token of their own, and impersonate no user: a request can do what the token that comes
-//! with it can do. The token is that of `Authorization: Bearer`, which a proxy adds or the page sets to what its user has
-//! pasted. There is no cookie and nothing on disk.
+//! The pods have no rights and no token of their own, and do not impersonate users. A request has the rights of its
+//! token, which is in the header `Authorization: Bearer`. A proxy adds the header, or the page sets it to the token
+//! that the user has pasted. There are no cookies, and nothing is stored on disk.
 //!
-//! Each token has its own objects, watches and routes ([`users`]), of which no other token has a reference. Which
-//! requests are refused before that, and why a token that a proxy adds is not enough: [`guard`](super::guard).
+//! Each token has its own objects, watches and routes ([`users`]), to which no other token has a reference.
+//! [`guard`](super::guard) documents the requests that are refused before that, and why a token that a proxy adds is
+//! not sufficient.
 //!
-//! API servers' proxy to Services (`kubectl proxy`, `/api/v1/namespaces/NAMESPACE/services/NAME/proxy/`) cannot lead here:
-//! it removes the caller's credentials, and pages that it serves share the API server's origin.
+//! The API server's proxy to Services (`kubectl proxy`, `/api/v1/namespaces/NAMESPACE/services/NAME/proxy/`) cannot be
+//! used for the console: it removes the caller's credentials, and its pages share the origin of the API server.
 //!
 //! # Certificates
 //!
-//! The pods may make no Secret, and two replicas have to serve the same certificate. So the controller fills a Secret of the
-//! manifests with one for the Service's names, by an authority that nothing else trusts, and renews it; the pods mount it.
-//! With a certificate of the user's own in another Secret, such as one of cert-manager, that one is served.
+//! The pods may not create Secrets, and two replicas have to serve the same certificate. The controller therefore
+//! writes a certificate for the Service's names into a Secret of the manifests and renews it. Its authority is not
+//! trusted by anything else. The pods mount the Secret. If the user provides a certificate in another Secret, for
+//! example with cert-manager, the pods serve that one.
 
 mod certificate;
 mod token;
@@ -62,9 +64,10 @@ use crate::cluster::ClusterContext;
 use token::Token;
 use users::{Denied, UserLimits, UserMetrics, Users};
 
-/// Requests are taken for so long after the order to stop: endpoints leave Services within a second or two.
+/// Time for which requests are still accepted after the order to stop. Services remove endpoints within a second or
+/// two.
 const LEAVE: Duration = Duration::from_secs(4);
-/// Browsers connect by TLS alone for a year after they have seen this.
+/// HSTS header: a browser that has received it connects only with TLS for a year.
 const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
 const COMPONENT: &str = "drydock-console";
 
@@ -130,14 +133,14 @@ async fn wire(
     Ok(())
 }
 
-/// The state that all users share.
+/// State that all users share.
 struct Front {
     hosts: Hosts,
     users: Users,
 }
 
 impl Front {
-    /// Knows no user yet. All pages end when `closing` is cancelled.
+    /// Returns a state without users. All pages end when `closing` is cancelled.
     fn new(options: &Listening, metrics: UserMetrics, process: Process, closing: CancellationToken) -> Arc<Self> {
         let cluster = ClusterContext {
             context: options.cluster_name.clone(),
@@ -172,9 +175,9 @@ fn router(front: Arc<Front>) -> Router {
         .layer(middleware::from_fn_with_state(front, guarded))
 }
 
-/// Refuses what the guard refuses, and sets the headers of all responses.
+/// Rejects requests that the guard does not admit, and sets the headers of all responses.
 async fn guarded(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
-    // On localhost, a browser would apply HSTS to every other service of the user's machine, too.
+    // On localhost, a browser would also apply HSTS to every other service of the user's machine.
     let is_own_machine = guard::is_own_machine(request.headers());
     let admitted = guard::admit_in_cluster(request.method(), request.uri().path(), request.headers(), &front.hosts);
     let mut response = match admitted {
@@ -188,7 +191,7 @@ async fn guarded(State(front): State<Arc<Front>>, request: Request, next: Next) 
     response
 }
 
-/// Serves a request by the routes of its user, as long as the user's token is valid.
+/// Serves a request with the routes of its user. The response ends when the user's token is no longer valid.
 async fn serve(State(front): State<Arc<Front>>, mut request: Request) -> Response {
     let entered = match Token::of(request.headers()) {
         Ok(token) => front.users.enter(token).await,
@@ -201,7 +204,7 @@ async fn serve(State(front): State<Arc<Front>>, mut request: Request) -> Respons
     request.headers_mut().remove(AUTHORIZATION);
     let Ok(response) = visit.user.routes().oneshot(request).await;
     if response.status() == StatusCode::FORBIDDEN {
-        // The API server may have refused the token itself.
+        // The API server may have rejected the token itself, so the token is reviewed again.
         visit.user.review_now();
     }
     let ended = visit.user.ended();
@@ -213,7 +216,7 @@ impl IntoResponse for Denied {
         let message = chain(&self).to_string();
         match self {
             Self::NoToken(_) => unauthorized("Bearer", &json!({"error": message})),
-            // The reason is shown to a user who has been signed in, or has tried to.
+            // `reason` is shown to a user who was signed in or has tried to sign in.
             Self::Refused(_) => unauthorized(
                 "Bearer error=\"invalid_token\"",
                 &json!({"error": message, "reason": message}),

@@ -1,4 +1,4 @@
-//! A page that is open: all of it at first, and then what has changed.
+//! An open page. The first update has the whole page, the next ones have its changes.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -23,20 +23,20 @@ use super::{
 };
 use crate::check;
 
-/// Time between two updates: changes in between are one. With the time that a page of 500 nodes takes (27 ms), a change is
-/// shown within a quarter of a second.
+/// Interval between two updates. All changes in between become one update. A page of 500 nodes needs 27 ms, so a change
+/// is shown within a quarter of a second.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The same for a guest's output: soon enough for typing.
+/// Interval between two updates of a guest's output. It is short enough for typing.
 const GUEST_PAUSE: Duration = Duration::from_millis(30);
-/// Time after which a page is made again without a change, because it has relative times, and after which the browser gets a
-/// line in any case. It takes the connection for broken after four of these.
+/// Time without a change after which a page is rendered again, because it contains relative times. The browser receives
+/// a line at least at this interval, and considers the connection broken after four intervals without one.
 const TICK: Duration = Duration::from_secs(5);
 /// Time between two announcements to screen readers.
 const ANNOUNCE: Duration = Duration::from_secs(10);
-/// Time after which rights are reviewed again.
+/// Interval of the reviews of the user's rights.
 const REVIEW: Duration = Duration::from_secs(30);
 
-/// A page that is open.
+/// State of an open page.
 struct OpenPage {
     active: Active,
     path: ViewPath,
@@ -44,22 +44,22 @@ struct OpenPage {
     shown: Option<Page>,
     seq: u64,
     sent: Instant,
-    /// The last announcement, and its time.
+    /// Last announcement and its time.
     announced: Option<(String, Instant)>,
     rights: Rights,
     reviewed: Option<Instant>,
     report: Option<Result<CheckReport, String>>,
-    /// The console or the display of the page's guest, once it was opened.
+    /// Console or display of the page's guest, once it was opened.
     guest: Option<(Opened, watch::Receiver<u64>)>,
-    /// The page without what the guest shows.
+    /// Page without the content of the guest.
     base: Option<Page>,
     circumstances: GuestPageContext,
-    /// When the page was made last, and whether it has to be made again.
+    /// Time of the last rendering. The next field is whether the page has to be rendered again.
     made: Instant,
     is_due: bool,
 }
 
-/// Returns the lines for a page.
+/// Returns the stream of lines for a page.
 pub(super) fn lines(active: Active, path: ViewPath) -> impl Stream<Item = Result<String, Infallible>> {
     let circumstances = GuestPageContext {
         read_only: active.0.read_only,
@@ -88,7 +88,7 @@ pub(super) fn lines(active: Active, path: ViewPath) -> impl Stream<Item = Result
     })
 }
 
-/// Waits until a guest shows something else; for ever if none is open.
+/// Waits until the content of a guest changes. Without an open guest, the future never completes.
 async fn changed(guest: &mut Option<(Opened, watch::Receiver<u64>)>) {
     if let Some((_, shown)) = guest
         && shown.changed().await.is_ok()
@@ -99,7 +99,7 @@ async fn changed(guest: &mut Option<(Opened, watch::Receiver<u64>)>) {
 }
 
 impl OpenPage {
-    /// Returns the next line.
+    /// Waits for the next update, and returns it as a line.
     async fn next(&mut self) -> String {
         let is_stale = self.wait().await;
         let page = match &self.base {
@@ -122,22 +122,24 @@ impl OpenPage {
             update.announce = Some(&page.announcement);
             self.announced = Some((page.announcement.clone(), Instant::now()));
         }
-        // It cannot fail: an update has strings and numbers only. One without a change shows that the console is there.
+        // Serialization cannot fail, because an update has only strings and numbers. An update without a change shows
+        // that the console is alive.
         let line = serde_json::to_string(&update).unwrap_or_default();
         self.shown = Some(page);
         line
     }
 
-    /// Waits until there is something new. Returns whether the page has to be made again, and not only what its guest shows.
+    /// Waits for a change. Returns whether the page has to be rendered again. Otherwise only the content of its guest
+    /// has changed.
     async fn wait(&mut self) -> bool {
         if self.shown.is_none() {
             self.active.0.store.wait_until_synced().await;
             return true;
         }
         loop {
-            // A typing user does not wait for changes of the cluster, which may be many.
+            // The output of a guest does not wait for changes of the cluster, which may be frequent.
             tokio::select! {
-                // An error is the end of the store, with which the process ends.
+                // An error means that the store has ended. The process ends with it.
                 _ = timeout(TICK, self.changes.changed()), if !self.is_due => self.is_due = true,
                 () = sleep_until(self.made + PAUSE), if self.is_due => {
                     self.changes.mark_unchanged();
@@ -151,7 +153,7 @@ impl OpenPage {
         }
     }
 
-    /// Makes the page, and opens its guest if that has not been done and can be.
+    /// Renders the page. Opens its guest if the guest is available and not open yet.
     async fn make(&mut self) -> Page {
         self.review().await;
         if self.path.view == ConsoleView::Check && self.report.is_none() {
@@ -189,7 +191,7 @@ impl OpenPage {
         page
     }
 
-    /// Keeps a page of a guest, and appends what the guest shows.
+    /// Keeps the page of a guest, and appends the content of the guest.
     fn with_guest(&mut self, mut page: Page) -> Page {
         if let ConsoleView::Guest { .. } = &self.path.view {
             self.base = Some(page.clone());

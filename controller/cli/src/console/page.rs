@@ -1,39 +1,39 @@
-//! A page as parts, so that a change sends only what has changed.
+//! Pages consist of parts, so that an update contains only changed parts.
 //!
-//! A part is an element of the page with an identity. The browser keeps those whose HTML is the same: focus, selection and
-//! open folds stay.
+//! A part is an element of the page with an identity. The browser keeps elements whose HTML has not changed, with their
+//! focus, selection and open folds.
 
 use std::collections::HashMap;
 
 use maud::{Markup, html};
 use serde::Serialize;
 
-/// An element of a page. Its HTML has one root, with `id` as its identity.
+/// A part of a page. Its HTML has one root element, with `id` as its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct PageElement {
-    /// Its identity on the page.
+    /// Identity of the element on the page.
     pub(super) id: String,
-    /// The identity of the element that it is in.
+    /// Identity of the parent element.
     pub(super) into: &'static str,
-    /// Its HTML.
+    /// HTML of the element.
     pub(super) html: String,
 }
 
-/// The element of the document that holds a page.
+/// Element of the document that contains a page.
 pub(super) const ROOT: &str = "page";
-/// The element of a dialog.
+/// Element of the document that contains a dialog.
 pub(super) const DIALOG: &str = "dialog";
-/// The element that names the cluster.
+/// Element of the document with the name of the cluster.
 pub(super) const CLUSTER: &str = "cluster";
-/// The element for the banners of every page.
+/// Element of the document with the banners of every page.
 pub(super) const BANNERS: &str = "banners";
 
-/// The content of a view.
+/// Content of a view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Page {
     pub(super) title: String,
     pub(super) parts: Vec<PageElement>,
-    /// The text that screen readers read out when it changes; empty if there is none.
+    /// Text that screen readers announce when it changes; empty if there is none.
     pub(super) announcement: String,
 }
 
@@ -46,12 +46,12 @@ impl Page {
         }
     }
 
-    /// Sets the text that screen readers read out when it changes.
+    /// Sets the text that screen readers announce when it changes.
     pub(super) fn announce(&mut self, text: impl Into<String>) {
         self.announcement = text.into();
     }
 
-    /// Appends a part to an element of an earlier one, or to the root.
+    /// Appends a part to an element of an earlier part, or to an element of the document.
     pub(super) fn push(&mut self, into: &'static str, id: impl Into<String>, html: Markup) {
         self.parts.push(PageElement {
             id: id.into(),
@@ -60,7 +60,7 @@ impl Page {
         });
     }
 
-    /// Returns the page of something that does not exist.
+    /// Returns the page for an object that does not exist.
     pub(super) fn missing(what: &str) -> Self {
         let mut page = Self::new("Not found");
         page.push(
@@ -72,31 +72,32 @@ impl Page {
     }
 }
 
-/// An update for a browser: a whole page, or the changes from one state of it to the next.
+/// An update for a browser: a whole page, or the changes since the previous state.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Update<'a> {
     pub(super) seq: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) title: Option<&'a str>,
-    /// The text that screen readers read out.
+    /// Text that screen readers announce.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announce: Option<&'a str>,
-    /// Parts that are new or have changed, each after its parent.
+    /// Parts that are new or have changed. Each comes after its parent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<&'a PageElement>,
-    /// By element, the identities of the parts in it, in their order, where that has changed. Others in it are gone.
+    /// Identities of the parts in an element, in their order, for each element in which they have changed. The browser
+    /// removes all other parts from the element.
     #[serde(skip_serializing_if = "HashMap::is_empty")]
     pub(super) order: HashMap<&'static str, Vec<&'a str>>,
 }
 
-/// Returns all of a page. What was on the page before, of another connection, is gone.
+/// Returns an update with the whole page. It also removes the content of a previous connection.
 pub(super) fn whole(page: &Page, seq: u64) -> Update<'_> {
     let mut order = ordered(page);
     for element in [ROOT, CLUSTER, BANNERS] {
         order.entry(element).or_default();
     }
-    // A dialog shows beside a page.
+    // A dialog does not change the page below it.
     if order.contains_key(DIALOG) {
         order.retain(|into, _| !matches!(*into, ROOT | CLUSTER | BANNERS));
     }
@@ -109,7 +110,7 @@ pub(super) fn whole(page: &Page, seq: u64) -> Update<'_> {
     }
 }
 
-/// Returns what has changed, which may be nothing.
+/// Returns the changes between two states of a page, which may be empty.
 pub(super) fn difference<'a>(before: &'a Page, after: &'a Page, seq: u64) -> Update<'a> {
     let old: HashMap<&str, &PageElement> = before.parts.iter().map(|part| (part.id.as_str(), part)).collect();
     let parts = after.parts.iter();
@@ -129,7 +130,7 @@ pub(super) fn difference<'a>(before: &'a Page, after: &'a Page, seq: u64) -> Upd
     }
 }
 
-/// Returns the identities in each element, in their order.
+/// Returns the identities of the parts in each element, in their order.
 fn ordered(page: &Page) -> HashMap<&'static str, Vec<&str>> {
     let mut order: HashMap<&'static str, Vec<&str>> = HashMap::new();
     for part in &page.parts {

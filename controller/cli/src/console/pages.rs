@@ -1,4 +1,4 @@
-//! The pages, as functions of the objects: no request is made here.
+//! The pages as pure functions of the objects. Rendering sends no requests.
 
 mod check_page;
 pub(super) mod guest_page;
@@ -21,20 +21,20 @@ use super::{
 
 pub(super) use crate::cluster::ClusterContext;
 
-/// The data from which a page is made.
+/// Data from which a page is rendered.
 pub(super) struct PageContext<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) now: Timestamp,
     pub(super) rights: &'a Rights,
-    /// Since when the objects may be out of date.
+    /// Time since which the objects may be outdated.
     pub(super) stale_since: Option<Timestamp>,
-    /// The report of the check, or the reason why it failed; only the page of the check has one.
+    /// Report of the check, or the reason of its failure. Only the page of the check has one.
     pub(super) report: Option<&'a Result<CheckReport, String>>,
-    /// The cluster, for people: context, server and user.
+    /// Human-readable description of the cluster: context, server and user.
     pub(super) cluster: &'a ClusterContext,
 }
 
-/// Returns a page.
+/// Renders a page.
 pub(super) fn render(path: &ViewPath, context: &PageContext<'_>) -> Page {
     let mut page = match &path.view {
         ConsoleView::Nodes => nodes_page::page(path, context),

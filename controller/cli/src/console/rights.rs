@@ -8,12 +8,12 @@ use kube::Client;
 
 use crate::read::is_allowed_on;
 
-/// Something that the console does for its user.
+/// An action of the console for its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum UserAction {
     /// Starts the maintenance of a node.
     Start,
-    /// Ends it.
+    /// Ends the maintenance of a node.
     Stop,
     /// Cancels a migration.
     Cancel,
@@ -23,13 +23,13 @@ pub(super) enum UserAction {
     Display,
 }
 
-/// Group of the consoles and displays of guests.
+/// API group of the consoles and displays of guests.
 const SUBRESOURCES: &str = "subresources.kubevirt.io";
 
 impl UserAction {
     const ALL: [Self; 5] = [Self::Start, Self::Stop, Self::Cancel, Self::Console, Self::Display];
 
-    /// Returns whether it is about the guest of one virtual machine.
+    /// Returns whether the action concerns the guest of one virtual machine.
     fn is_of_guest(self) -> bool {
         matches!(self, Self::Console | Self::Display)
     }
@@ -52,33 +52,34 @@ impl UserAction {
     }
 }
 
-/// The rights of the user, as the actions that are not possible, each with the reason.
+/// Rights of the user, as the actions that are not possible, each with the reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rights(BTreeMap<UserAction, String>);
 
 impl Rights {
-    /// Returns rights that allow nothing, for this reason.
+    /// Returns rights that allow no action, for this reason.
     #[cfg(test)]
     pub(super) fn none(why: &str) -> Self {
         Self(UserAction::ALL.map(|action| (action, why.to_owned())).into())
     }
 
-    /// Returns why an action is not possible; `None` if it is.
+    /// Returns the reason why an action is not possible. Returns `None` if it is possible.
     pub(super) fn missing(&self, action: UserAction) -> Option<&str> {
         self.0.get(&action).map(String::as_str)
     }
 
-    /// Reviews what the user may do; with a guest if the namespace and the name of its `machine` are known. Where the API
-    /// server does not respond, it counts as allowed: the request itself will show.
+    /// Reviews the rights of the user. The actions on a guest are reviewed if its `machine` is given as namespace and
+    /// name, otherwise the actions on nodes and migrations. If the review fails, the action counts as allowed, because
+    /// the API server will decide on the request itself.
     ///
-    /// With `read_only`, which names the reason, the display alone is left: opening a serial console takes it from the client that
-    /// has it.
+    /// With `read_only`, which is the reason, only the display is allowed. Opening a serial console would take it from
+    /// its current client.
     pub(super) async fn review(client: &Client, machine: Option<(&str, &str)>, read_only: Option<&str>) -> Self {
         let reviews = UserAction::ALL.map(|action| async move {
             if let Some(why) = read_only.filter(|_| action != UserAction::Display) {
                 return Some((action, why.to_owned()));
             }
-            // A page of a guest starts no maintenance, and the others open no guest.
+            // The page of a guest does not start maintenance, and other pages do not open guests.
             if action.is_of_guest() != machine.is_some() {
                 return None;
             }

@@ -1,7 +1,7 @@
-//! Access to the console: for a browser that has opened one of its links.
+//! Access to the console for browsers that have opened one of its links.
 //!
-//! The key in a link works once. The page exchanges it for the key of a session, which it sends with each request. There is
-//! no cookie, because a browser would send that to every port of this address.
+//! The key in a link works once. The page exchanges it for the key of a session, which it sends with each request.
+//! There are no cookies, because a browser would send them to every port of the address.
 
 use std::{collections::HashSet, fmt::Write as _};
 
@@ -15,12 +15,13 @@ use thiserror::Error;
 /// Length of a key in bytes.
 const LENGTH: usize = 32;
 
-/// The operating system has no random numbers.
+/// Error: the operating system has no random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the system has no random numbers")]
 pub(super) struct NoRandom;
 
-/// Keys that are valid. Only their digests are kept, so the time of a lookup does not reveal how much of a guess is right.
+/// Valid keys. Only their digests are kept, so that the duration of a lookup does not reveal how much of a guess is
+/// correct.
 #[derive(Debug, Default)]
 pub(super) struct ConsoleSessions(Mutex<Keys>);
 
@@ -34,14 +35,14 @@ impl ConsoleSessions {
     /// Returns the key of a new link.
     ///
     /// # Errors
-    /// If there are no random numbers.
+    /// If the operating system has no random numbers.
     pub(super) fn link(&self) -> Result<String, NoRandom> {
         let key = random()?;
         self.0.lock().links.insert(hash(&key));
         Ok(key)
     }
 
-    /// Returns the key of a new session for that of a link, which is used up by it.
+    /// Exchanges the key of a link for the key of a new session. The link cannot be used again.
     pub(super) fn exchange(&self, link: &str) -> Option<String> {
         let session = random().ok()?;
         let mut keys = self.0.lock();
@@ -51,7 +52,7 @@ impl ConsoleSessions {
         })
     }
 
-    /// Returns whether there is a session with this key.
+    /// Returns whether a session has this key.
     pub(super) fn knows(&self, session: &str) -> bool {
         self.0.lock().sessions.contains(&hash(session))
     }

@@ -1,4 +1,4 @@
-//! The settings of the console, from the command line.
+//! Settings of the console from the command line.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -7,37 +7,38 @@ use regex::Regex;
 
 use crate::connection::Server;
 
-/// The settings of the console on the user's machine.
+/// Settings of the console on the user's machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConsoleOptions {
-    /// The port; 0 for any that is free.
+    /// Port of the console; 0 for any free port.
     pub(crate) port: u16,
-    /// Whether nothing can be started or stopped, or sent to guests.
+    /// Whether the console rejects all actions and all input for guests.
     pub(crate) read_only: bool,
 }
 
-/// The settings of the console in a cluster.
+/// Settings of the console in a cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Listening {
-    /// The listen address for browsers and proxies, with TLS.
+    /// Listen address for browsers and proxies, with TLS.
     pub(crate) address: SocketAddr,
-    /// The listen address for probes and metrics.
+    /// Listen address for probes and metrics.
     pub(crate) metrics_bind_address: SocketAddr,
-    /// The API server.
+    /// Address of the API server.
     pub(crate) server: Server,
-    /// Names under which it is reached, beside those of the Service.
+    /// Host names of the console, in addition to the names of the Service.
     pub(crate) hosts: Vec<String>,
-    /// The Service's namespace.
+    /// Namespace of the Service.
     pub(crate) namespace: String,
-    /// Folders with `tls.crt` and `tls.key`, of which the first that has both is served.
+    /// Folders with `tls.crt` and `tls.key`. The first folder that has both files is served.
     pub(crate) certificates: Vec<PathBuf>,
-    /// The cluster's name, for people.
+    /// Human-readable name of the cluster.
     pub(crate) cluster_name: String,
-    /// Where the cluster's name matches, the name of a node has to be typed to start its maintenance.
+    /// Expression for names of clusters. If the cluster's name matches, a user has to type the name of a node to start
+    /// its maintenance.
     pub(crate) careful: Regex,
-    /// Whether nothing can be started or stopped.
+    /// Whether the console rejects all actions.
     pub(crate) read_only: bool,
-    /// The number of tokens whose objects are kept at once.
+    /// Number of tokens whose objects are kept at once.
     pub(crate) max_users: usize,
     /// The log filter.
     pub(crate) log_level: String,

@@ -1,11 +1,11 @@
-//! The objects that the console shows, kept by watches.
+//! The objects that the console shows. Watches keep them up to date.
 //!
 //! ```text
 //!  API server ──watch──▶ one cache for each kind, pruned ──▶ Snapshot ──▶ pages
-//!                                └─▶ a number that grows with each change, for those who wait
+//!                                └─▶ counter of changes, for waiting pages
 //! ```
 //!
-//! Kinds of objects that the user may not watch are named on every page and not considered.
+//! Kinds of objects that the user may not watch are listed on every page and not considered.
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-/// The caches. Clones share them.
+/// Caches of all kinds of objects. Clones share them.
 #[derive(Clone)]
 pub(super) struct Store {
     nodes: Cache<Node>,
@@ -50,11 +50,11 @@ pub(super) struct Store {
     changes: ChangeCounter,
 }
 
-/// Counts changes, and remembers since when a watch is broken.
+/// Counts changes, and records the time since which a watch is broken.
 #[derive(Clone)]
 struct ChangeCounter {
     count: watch::Sender<u64>,
-    /// When the first of the watches that are broken now broke.
+    /// Time at which the first of the currently broken watches broke.
     broken_since: Arc<Mutex<Option<Timestamp>>>,
 }
 
@@ -75,7 +75,7 @@ impl ChangeCounter {
 }
 
 impl Store {
-    /// Starts watching everything.
+    /// Starts the watches of all kinds.
     pub(super) fn start(client: &Client, process: &Process) -> Self {
         let metrics = WatchMetrics::register(&mut Registry::default());
         let watches = WatchStarter::new(process, &Readiness::new(), &metrics);
@@ -122,12 +122,12 @@ impl Store {
         }
     }
 
-    /// Returns a number that grows with each change.
+    /// Returns a receiver of the counter of changes.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.count.subscribe()
     }
 
-    /// Waits until every kind was listed, or cannot be.
+    /// Waits until every kind was listed or cannot be listed.
     pub(super) async fn wait_until_synced(&self) {
         let mut changes = self.changes();
         while self.is_listing() {
@@ -143,7 +143,7 @@ impl Store {
             .any(|(_, state)| !state.synced && state.problem.is_none())
     }
 
-    /// Returns since when the shown state may be out of date: since a synced watch broke.
+    /// Returns the time since which the shown state may be outdated because a synced watch broke.
     pub(super) fn stale_since(&self) -> Option<Timestamp> {
         let failing = self
             .sync_states()
@@ -156,14 +156,14 @@ impl Store {
         *since
     }
 
-    /// Returns the objects as they are now.
+    /// Returns the current objects.
     pub(super) fn snapshot(&self, at: Timestamp) -> Snapshot {
         let unread = self.sync_states().into_iter().filter_map(|(resource, state)| {
             let why = match state.problem? {
-                // There is no such object.
+                // The cluster does not have this kind, so no object is missing.
                 WatchProblem::KindMissing => return None,
                 WatchProblem::Forbidden => "forbidden".to_owned(),
-                // What was read before is shown, as out of date.
+                // The objects that were read before are shown, and marked as outdated.
                 WatchProblem::Failing(_) if state.synced => return None,
                 WatchProblem::Failing(why) => why,
             };
@@ -238,7 +238,7 @@ impl Starter<'_> {
     }
 }
 
-/// Removes what only writers of an object use.
+/// Removes fields of an object that only its writers use.
 fn strip<K: Resource>(object: &mut K) {
     let metadata = object.meta_mut();
     metadata.managed_fields = None;

@@ -7,7 +7,7 @@ use super::*;
 
 const PORT: u16 = 7000;
 
-/// Returns a console for an API server that is not there.
+/// Returns a console for an API server that does not exist.
 fn console(read_only: bool) -> (Arc<Local>, Process) {
     drydock_runtime::install_crypto();
     let client = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
@@ -148,7 +148,7 @@ async fn nothing_is_started_without_a_confirmation() {
             (422, &"type `a b` to confirm".into())
         );
     }
-    // The next step is the API server, which is not there.
+    // The next step is a request to the API server, which does not exist.
     let body = json!({"nodes": "a b", "confirm": "a b"});
     let (response, _) = send(&local, writing("/api/start", Some(&session), body)).await;
     assert_eq!(response.status(), 502);
@@ -202,7 +202,7 @@ async fn guest_is_reached_with_a_session_while_opened() {
         };
         assert_eq!(send(&local, request).await.0.status(), expected);
     }
-    // The API server is not there, so it ends at once; but it is open.
+    // The API server does not exist, so the connection ends at once. The guest is open nevertheless.
     let opened = shared.guests.open(
         &shared.client,
         ("shop", "web"),

@@ -1,83 +1,83 @@
-//! The views of the console, and their paths.
+//! The views of the console and their paths.
 
 use percent_encoding::percent_decode_str;
 
-/// Number of rows on a page.
+/// Number of table rows on a page.
 pub(super) const ROWS: usize = 100;
 
-/// The device of a guest that a page opens.
+/// Device of a guest that a page shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GuestDevice {
-    /// The first serial port. KubeVirt gives it to the client that comes last.
+    /// First serial port. KubeVirt gives it to the last client that connects.
     Console,
-    /// The first display.
+    /// First display.
     Display {
-        /// Whether it is taken from a client that has it open. Without that it is left to that client.
+        /// Whether the display is taken from a client that uses it. Otherwise that client keeps it.
         take: bool,
     },
 }
 
-/// The content of a page.
+/// Content of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConsoleView {
     /// All nodes.
     Nodes,
     /// A node.
     Node(String),
-    /// All virtual machines that run.
+    /// All virtual machines that have not ended.
     Machines,
     /// A virtual machine.
     Machine {
-        /// Its namespace.
+        /// Namespace of the virtual machine.
         namespace: String,
-        /// Its name.
+        /// Name of the virtual machine.
         name: String,
     },
-    /// The serial console or the display of a virtual machine's guest.
+    /// The serial console or the display of a guest.
     Guest {
-        /// Its namespace.
+        /// Namespace of the virtual machine.
         namespace: String,
-        /// Its name.
+        /// Name of the virtual machine.
         name: String,
-        /// The device.
+        /// Device that is shown.
         device: GuestDevice,
     },
-    /// All migrations that the cluster still has.
+    /// All migrations that exist in the cluster.
     Migrations,
     /// A migration.
     Migration {
-        /// Its namespace.
+        /// Namespace of the migration.
         namespace: String,
-        /// Its name.
+        /// Name of the migration.
         name: String,
     },
     /// The dialog that cancels a migration.
     Cancel {
-        /// Its namespace.
+        /// Namespace of the migration.
         namespace: String,
-        /// Its name.
+        /// Name of the migration.
         name: String,
     },
     /// Misconfigurations of the cluster.
     Check,
     /// The dialog that starts the maintenance of nodes.
     Start(Vec<String>),
-    /// The dialog that ends that of a node.
+    /// The dialog that ends the maintenance of a node.
     Stop(String),
 }
 
-/// A view with its selected object.
+/// A view with its filter and page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ViewPath {
     pub(super) view: ConsoleView,
-    /// Rows without this text are left out.
+    /// Filter text. Rows without it are left out.
     pub(super) filter: String,
-    /// The page of rows, from 0.
+    /// Page of the table, from 0.
     pub(super) page: usize,
 }
 
 impl ConsoleView {
-    /// Returns the namespace and the name of the virtual machine that is shown.
+    /// Returns the namespace and the name of the shown virtual machine.
     pub(super) fn machine(&self) -> Option<(&str, &str)> {
         match self {
             Self::Machine { namespace, name } | Self::Guest { namespace, name, .. } => Some((namespace, name)),
@@ -85,7 +85,7 @@ impl ConsoleView {
         }
     }
 
-    /// Returns the item of the document's navigation under which it is.
+    /// Returns the entry of the navigation that the view belongs to.
     pub(super) fn section(&self) -> Option<&'static str> {
         match self {
             Self::Nodes | Self::Node(_) => Some("/nodes"),
@@ -98,7 +98,7 @@ impl ConsoleView {
 }
 
 impl ViewPath {
-    /// Returns the view of a path with its query; `None` if there is no such page.
+    /// Returns the view of a path with its query. Returns `None` if the path is not valid.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (path, query) = text.split_once('?').unwrap_or((text, ""));
         let segments = path.trim_matches('/').split('/').map(decoded);
@@ -153,7 +153,7 @@ impl ViewPath {
         Some(parsed)
     }
 
-    /// Returns whether a row with these texts is shown.
+    /// Returns whether a row with these texts passes the filter.
     pub(super) fn shows<'a>(&self, texts: impl IntoIterator<Item = &'a str>) -> bool {
         let filter = self.filter.to_lowercase();
         filter.is_empty() || texts.into_iter().any(|text| text.to_lowercase().contains(&filter))

@@ -1,4 +1,4 @@
-//! The course of one drain: what has changed, and how it ends.
+//! The course of one drain: its changes and its result.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,18 +20,18 @@ use tokio::time::Instant;
 use super::watching::Change;
 use crate::failure::{CommandError, Exit};
 
-/// A drain that is followed.
+/// State of a drain that is being followed.
 #[derive(Debug, Default)]
 pub(super) struct FollowedDrain {
-    /// Its displayed state.
+    /// Displayed state of the drain.
     pub(super) shown: NodeCourse,
-    /// Its exit code, once it has ended.
+    /// Exit code, once the drain has ended.
     pub(super) exit: Option<Exit>,
-    /// Since when a guest stays that nothing will move.
+    /// Time since which a guest has been blocked.
     blocked_since: Option<Instant>,
-    /// The last error of its maintenance.
+    /// Last error of the maintenance.
     error: Option<String>,
-    /// Groups in which its maintenance was seen.
+    /// API groups in which a maintenance of the node was seen.
     begun: Vec<Group>,
     migrations: BTreeMap<String, Arc<VirtualMachineInstanceMigration>>,
 }
@@ -51,14 +51,14 @@ impl FollowedDrain {
         &self.shown.name
     }
 
-    /// Returns when a guest will have been blocked for this long; `None` if none is.
+    /// Returns the time at which a guest will have been blocked for `most`. Returns `None` if no guest is blocked.
     pub(super) fn blocked_for(&self, most: Duration) -> Option<Instant> {
         self.blocked_since
             .filter(|_| self.exit.is_none())
             .map(|since| since + most)
     }
 
-    /// Processes a report of its drain (`None`: not drained). Returns the changes as events.
+    /// Processes a report of the drain; `None` means that the node is not being drained. Returns the changes as events.
     pub(super) fn drain(&mut self, drain: Option<DrainStatus>, now: Timestamp) -> Vec<DrainEvent> {
         let found = events(now, self.node(), self.shown.drain.as_ref(), drain.as_ref());
         let is_blocked = drain.as_ref().is_some_and(|drain| drain.blocked > 0);
@@ -67,7 +67,7 @@ impl FollowedDrain {
         found
     }
 
-    /// Takes the maintenances of a group that exist; returns what has changed.
+    /// Processes the list of maintenances of an API group. Returns the changes as events.
     pub(super) fn listed(&mut self, group: Group, all: &[NodeMaintenance], now: Timestamp) -> Vec<DrainEvent> {
         let own: Vec<_> = all
             .iter()
@@ -83,7 +83,7 @@ impl FollowedDrain {
         found
     }
 
-    /// Takes a maintenance of its node; returns what has changed.
+    /// Processes a maintenance of the node. Returns the changes as events.
     pub(super) fn maintenance(
         &mut self,
         group: Group,
@@ -95,7 +95,7 @@ impl FollowedDrain {
             return Vec::new();
         }
         if is_gone || object.metadata.deletion_timestamp.is_some() {
-            // A maintenance that was already being deleted when following began is an earlier one.
+            // A maintenance that was already being deleted at the start is an earlier one.
             return if self.begun.contains(&group) {
                 self.cancelled(now)
             } else {
@@ -141,7 +141,7 @@ impl FollowedDrain {
         vec![self.event(now, state, reason, message)]
     }
 
-    /// Takes a change of the migrations from its node.
+    /// Processes a change of the migrations from the node.
     pub(super) fn take_migrations(&mut self, change: Change<VirtualMachineInstanceMigration>) {
         let is_over = |migration: &VirtualMachineInstanceMigration| {
             let phase = migration.phase();
@@ -159,7 +159,7 @@ impl FollowedDrain {
             Change::Changed(migration) | Change::Gone(migration) => {
                 self.migrations.remove(&key(&migration));
             }
-            // Guests are shown without their progress.
+            // The guests are shown without their progress.
             Change::Unreachable(..) | Change::Failed(_) => {}
         }
         self.shown.migrations = self.migrations.values().cloned().collect();
@@ -233,7 +233,7 @@ mod tests {
             assert_eq!(course.maintenance(Group::Medik8s, &running, false, now()), []);
             let last = course.maintenance(Group::Medik8s, &object("worker-1", &status), is_gone, now());
             assert_eq!((course.exit, lines(&last)), (Some(exit), vec![line.to_owned()]));
-            // What comes later changes nothing.
+            // Later changes have no effect.
             let later = course.listed(Group::Medik8s, &[], now());
             assert_eq!((course.exit, later), (Some(exit), vec![]));
         }
@@ -244,7 +244,7 @@ mod tests {
         let running = || vec![object("worker-1", &json!({"phase": "Running"}))];
         let mut course = FollowedDrain::new("worker-1");
         course.listed(Group::Medik8s, &running(), now());
-        // It is of the other group, of which there never was one.
+        // The list is of the other API group, which never had a maintenance of the node.
         course.listed(Group::KubeVirt, &[], now());
         assert_eq!(course.exit, None);
         course.listed(
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn errors_are_events_once_and_other_nodes_none() {
         let mut course = FollowedDrain::new("worker-1");
-        // A maintenance that was being deleted before is not the followed one.
+        // A maintenance that was already being deleted at the start is not the followed one.
         assert_eq!(
             course.maintenance(Group::Medik8s, &object("worker-1", &json!({})), true, now()),
             []

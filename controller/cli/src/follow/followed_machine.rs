@@ -27,13 +27,14 @@ use crate::{
     screen::Screen,
 };
 
-/// Interval at which a block is drawn again: remaining times become shorter.
+/// Interval at which a block is drawn again, because it shows remaining times.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Follows the migration of a virtual machine until it is over: that which is under way, or else the last one.
+/// Follows the migration of a virtual machine until it has ended. This is the running migration, or else the newest
+/// one.
 ///
 /// # Errors
-/// If migrations cannot be read, there is none, or the output cannot be written.
+/// If migrations cannot be read, the virtual machine has none, or the output cannot be written.
 pub(crate) async fn follow(
     client: &Client,
     namespace: &str,
@@ -89,7 +90,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// The migrations of one virtual machine.
+/// Migrations of one virtual machine.
 #[derive(Default)]
 struct Followed {
     is_listed: bool,
@@ -98,7 +99,7 @@ struct Followed {
 }
 
 impl Followed {
-    /// Takes a change; returns it as an event if the migration is in another state than before.
+    /// Processes a change. Returns it as an event if the state or the message of the followed migration has changed.
     fn take(
         &mut self,
         change: Change<VirtualMachineInstanceMigration>,
@@ -117,7 +118,7 @@ impl Followed {
             Change::Changed(migration) if is_own(&migration) => {
                 self.migrations.insert(migration.uid().unwrap_or_default(), migration);
             }
-            // The last state of a deleted migration stays.
+            // A deleted migration keeps its last state.
             Change::Changed(_) | Change::Gone(_) | Change::Unreachable(..) | Change::Failed(_) => {}
         }
         let newest = self.newest()?;
@@ -140,7 +141,7 @@ impl Followed {
         is_new.then_some(event)
     }
 
-    /// Returns the migration that is under way, or else the newest.
+    /// Returns the running migration, or else the newest one.
     fn newest(&self) -> Option<&VirtualMachineInstanceMigration> {
         self.migrations.values().max_by_key(|migration| {
             let created = migration.metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -148,7 +149,7 @@ impl Followed {
         })
     }
 
-    /// Returns the exit code if it is over: `None` in it if there is no migration.
+    /// Returns the exit code if the migration has ended. The inner value is `None` if there is no migration.
     fn exit(&self) -> Option<Option<Exit>> {
         if !self.is_listed {
             return None;

@@ -1,4 +1,4 @@
-//! The output of drains that are followed: as lines, or as a block that is drawn again.
+//! The output of drains that are being followed: lines, or a block that is drawn again.
 
 use std::{io::Write, time::Duration};
 
@@ -13,35 +13,35 @@ use tokio::time::Instant;
 use super::course::FollowedDrain;
 use crate::{arguments::CourseOutput, failure::CommandError, output, screen::Screen};
 
-/// Time without a change after which a line shows what a drain waits for.
+/// Time without a change after which a line shows the current state of a drain.
 const UNCHANGED_FOR: Duration = Duration::from_secs(30);
-/// A block is drawn at most this often after changes.
+/// Minimum interval between two drawings of a block.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
-/// A block is drawn this often without a change: times that are left become shorter.
+/// Maximum interval between two drawings of a block, because it shows remaining times.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The output of the course of drains.
+/// Output of the course of drains.
 pub(super) enum Show {
     /// One line for each change.
     Lines {
-        /// Whether each is a JSON object.
+        /// Whether each line is a JSON object.
         json: bool,
-        /// When the last one was printed.
+        /// Time of the last line.
         last: Instant,
     },
     /// A block on a terminal.
     Block {
-        /// The terminal.
+        /// Terminal of the block.
         screen: Box<Screen>,
-        /// When it is drawn next.
+        /// Time of the next drawing.
         next: Instant,
-        /// When it was drawn last.
+        /// Time of the last drawing.
         last: Option<Instant>,
     },
 }
 
 impl Show {
-    /// Returns a block if there is a terminal and no other output is wanted.
+    /// Returns a block if there is a terminal and the requested output is text. Returns lines otherwise.
     pub(super) fn new(output: CourseOutput, screen: Option<Screen>) -> Self {
         let now = Instant::now();
         match (output, screen) {
@@ -57,12 +57,12 @@ impl Show {
         }
     }
 
-    /// Returns whether it is a block, which shows more than changes.
+    /// Returns whether the output is a block, which shows more than changes.
     pub(super) fn is_block(&self) -> bool {
         matches!(self, Self::Block { .. })
     }
 
-    /// Returns when it is to be refreshed.
+    /// Returns the time of the next refresh.
     pub(super) fn due(&self) -> Instant {
         match self {
             Self::Lines { last, .. } => *last + UNCHANGED_FOR,
@@ -70,10 +70,10 @@ impl Show {
         }
     }
 
-    /// Shows events, or notes that a block has changed.
+    /// Prints events as lines, or schedules the next drawing of a block.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// If the events cannot be written.
     pub(super) fn changed(&mut self, events: &[DrainEvent], out: &mut dyn Write) -> Result<(), CommandError> {
         match self {
             Self::Block { next, last, .. } => {
@@ -90,17 +90,17 @@ impl Show {
         Ok(())
     }
 
-    /// Reports that the API server is not reached, if nothing is drawn that will show it.
+    /// Reports that the API server cannot be reached. A block shows this itself.
     pub(super) fn unreachable(&mut self, cause: &str) {
         if !self.is_block() {
             eprintln!("nothing new for a while: the API server is not reached ({cause}); the drain goes on without it");
         }
     }
 
-    /// Refreshes the display, if that is due. `goes_on` is false for the last time.
+    /// Refreshes the output if that is due. `goes_on` is false for the last refresh.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the output cannot be written.
     pub(super) fn refresh(
         &mut self,
         courses: &[FollowedDrain],
@@ -179,7 +179,7 @@ mod tests {
             assert_eq!(show.due(), began + DRAW_EVERY);
         }
         let written = out.len();
-        // It is not due yet; and then nothing has changed that can be seen.
+        // The first refresh is not due yet. At the second one, nothing visible has changed.
         show.refresh(&courses, None, true, &mut out).unwrap();
         tokio::time::advance(DRAW_EVERY).await;
         show.refresh(&courses, None, true, &mut out).unwrap();

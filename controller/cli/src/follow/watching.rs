@@ -1,4 +1,4 @@
-//! Watches that go on when the API server ends them or is not reached for a while.
+//! Watches that continue when the API server ends them or cannot be reached for a while.
 
 use std::{fmt::Debug, pin::pin, time::Duration};
 
@@ -14,28 +14,29 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::failure::CommandError;
 
-/// Pause before a watch that the API server has ended is opened again.
+/// Pause before a watch that has ended is opened again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Time without an API server after which that is reported.
+/// Time without a response of the API server after which this is reported.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// An event of a watch.
 #[derive(Debug)]
 pub(crate) enum Change<K> {
-    /// All objects, at first and whenever the watch has been opened again.
+    /// All objects. Sent at first and whenever the watch is opened again.
     Listed(Vec<K>),
-    /// One is new, or has changed.
+    /// An object is new or has changed.
     Changed(K),
-    /// One is gone.
+    /// An object has been deleted.
     Gone(K),
-    /// The API server has not been reached since this time, with the error.
+    /// The API server cannot be reached since this time, with this error.
     Unreachable(Timestamp, String),
-    /// The API server refuses the watch. Nothing comes after this.
+    /// The API server has refused the watch. This is the last event.
     Failed(CommandError),
 }
 
 impl<K> Change<K> {
-    /// Returns since when the API server has not been reached, and why; `None` if it was.
+    /// Returns the time since which the API server cannot be reached, and the reason. Returns `None` for all other
+    /// events.
     pub(crate) fn unreachable_since(&self) -> Option<(Timestamp, String)> {
         match self {
             Self::Unreachable(since, cause) => Some((*since, cause.clone())),
@@ -44,8 +45,8 @@ impl<K> Change<K> {
     }
 }
 
-/// Watches all objects of a kind, or those that `fields` select, and sends what it sees. Ends if the API server refuses it, or
-/// if `send` returns `false`.
+/// Watches all objects of a kind, or those that `fields` select, and sends each change to `send`. Ends if the API
+/// server refuses the watch, or if `send` returns `false`.
 pub(crate) async fn watch<K>(api: Api<K>, fields: Option<String>, send: impl Fn(Change<K>) -> bool)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -67,7 +68,7 @@ where
         if !send(Change::Listed(found)) {
             return;
         }
-        // An error is that of the connection or of an old version: it is opened again, from a new list.
+        // After an error of the connection or an outdated resource version, the watch is opened again with a new list.
         if let Ok(events) = api.watch(&watch, &version).await {
             let mut events = pin!(events);
             while let Some(event) = events.next().await {
@@ -86,7 +87,8 @@ where
     }
 }
 
-/// Lists the objects, as often as needed until the API server responds; `None` if it refuses.
+/// Lists the objects, and repeats that until the API server responds. Returns `None` if the API server refuses the
+/// list.
 async fn listed<K>(
     api: &Api<K>,
     parameters: &ListParams,
@@ -111,7 +113,7 @@ where
         };
         match result {
             Ok(list) => return Some((list.items, list.metadata.resource_version.unwrap_or_default())),
-            // The cluster has no such kind: nothing will ever come.
+            // The cluster does not have this kind, so there will be no events.
             Err(kube::Error::Api(status)) if status.code == 404 => {
                 send(Change::Listed(Vec::new()));
                 return None;
@@ -120,14 +122,14 @@ where
                 send(Change::Failed(CommandError::Request(error)));
                 return None;
             }
-            // The API server may be restarting. The drain goes on meanwhile.
+            // The API server may be restarting. The drain continues in the meantime.
             Err(error) => cause = error.to_string(),
         }
         sleep(AGAIN).await;
     }
 }
 
-/// Returns whether the API server has refused a request, which it will do again.
+/// Returns whether the API server has refused a request for good, so that a repetition would fail as well.
 fn is_refusal(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
@@ -144,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a watch of Hypervisors, its API server, and what it sends.
+    /// Returns a watch of Hypervisors, its API server, and the receiver of its changes.
     fn watched() -> (JoinSet<()>, ApiServer, UnboundedReceiver<Change<Hypervisor>>) {
         let (client, server) = api_server();
         let (sender, changes) = unbounded_channel();
@@ -162,7 +164,7 @@ mod tests {
         assert!(matches!(changes.recv().await, Some(Change::Listed(all)) if all.len() == 1));
         let request = server.next_request().await;
         assert!(request.query().contains("resourceVersion=1"), "{}", request.line);
-        // The watch has one object, and ends.
+        // The watch sends one object and ends.
         request.streams("Hypervisor", &[object], "2");
         assert!(matches!(changes.recv().await, Some(Change::Changed(_))));
         let (hanging, began) = (server.next_request().await, Instant::now());

@@ -1,4 +1,5 @@
-//! An API server with a few objects, by HTTP/1.1 on a port of this machine: lists them, and sends changes to watches.
+//! An API server with a few objects, with HTTP/1.1 on a port of this machine. It lists the objects, and sends changes
+//! to watches.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -21,12 +22,12 @@ type Objects = Vec<(String, Value)>;
 #[derive(Default)]
 struct ServerState {
     objects: Objects,
-    /// All changes so far. Their number is the version of the whole.
+    /// All changes so far. Their number is the resource version of lists.
     changes: Objects,
     watches: Vec<(String, String, Sender<Value>)>,
 }
 
-/// The server, which ends with the test's process.
+/// The server, which ends with the test process.
 pub(crate) struct ApiServer {
     state: Arc<Mutex<ServerState>>,
     kubeconfig: PathBuf,
@@ -65,7 +66,7 @@ impl ApiServer {
         self.kubeconfig.display().to_string()
     }
 
-    /// Puts an object in place of that of the same name, and sends it to all watches of its list.
+    /// Replaces the object with the same name, and sends the new one to all watches of its list.
     pub(crate) fn change(&self, path: &str, object: &Value) {
         let mut state = self.state.lock();
         let name = |object: &Value| object["metadata"]["name"].clone();
@@ -79,7 +80,7 @@ impl ApiServer {
             .iter()
             .filter(|(list, query, _)| list == path && selects(query, object));
         for (_, _, sender) in watches {
-            // The client may have gone.
+            // The client may have closed the connection.
             let _ = sender.send(modified(object));
         }
     }
@@ -129,7 +130,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<ServerState>) {
         if query.contains("watch=true") {
             let (sender, changes) = channel();
             let mut state = state.lock();
-            // What has changed since the list was read comes first.
+            // Changes since the version of the list are sent first.
             let since = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
             for (list, object) in state.changes.iter().skip(since.unwrap_or(0)) {
                 if list == path && selects(query, object) {

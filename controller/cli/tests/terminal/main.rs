@@ -1,4 +1,4 @@
-//! The plugin in windows of several sizes, and in pipes, with an API server of its own.
+//! Tests of the plugin in terminals of several sizes and in pipes, with a simulated API server.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
 
 mod api_server;
@@ -40,7 +40,7 @@ fn migration() -> Value {
                 "dataRemaining": 1_500_000_000_u64}}}})
 }
 
-/// Returns a cluster in which one guest moves from a node and one is blocked there.
+/// Returns a cluster in which one guest moves away from a node and another one blocks the drain.
 fn cluster() -> ApiServer {
     let guests = [
         guest("cache", "Blocked", "it cannot be migrated"),
@@ -53,7 +53,7 @@ fn cluster() -> ApiServer {
     ])
 }
 
-/// Runs the plugin without a terminal; returns its exit code and what it printed.
+/// Runs the plugin without a terminal. Returns its exit code and its output.
 fn run(words: &[&str]) -> (Option<i32>, String) {
     let child = {
         let _starting = STARTING.lock();
@@ -85,7 +85,7 @@ fn drain_is_drawn_in_windows_of_80_and_40_columns() {
         server.change(MAINTENANCES, &maintenance("worker-1", "Succeeded"));
         let (code, seen) = window.close();
         assert_eq!(code, Some(0));
-        // What was drawn before is gone.
+        // The lines that were drawn before have been replaced.
         assert!(
             seen.contains("safe to switch off") && !seen.contains("BLOCKED") && !seen.contains("Ctrl-C"),
             "{seen}"
@@ -129,13 +129,13 @@ fn worst_of_several_nodes_is_the_exit_code() {
         server.change(MAINTENANCES, &maintenance(node, phase));
     }
     let watch = |words: &[&str]| run(&[&["watch", "--kubeconfig", &kubeconfig], words].concat());
-    // One is blocked, which holds up none of the others.
+    // The blocked node does not delay the others.
     let (code, text) = watch(&["worker-1", "worker-2", "--fail-when-blocked", "1s"]);
     assert_eq!(code, Some(3), "{text}");
     for part in ["worker-1 shop/cache Blocked", "worker-2 - Empty MaintenanceSucceeded"] {
         assert!(text.contains(part), "{text}");
     }
-    // A window is not needed for lines.
+    // Lines do not need a terminal.
     assert!(!text.contains('\x1b'), "{text}");
     assert_eq!(watch(&["worker-2"]).0, Some(0));
     assert_eq!(watch(&["worker-2", "worker-3"]).0, Some(1));
@@ -146,7 +146,7 @@ fn worst_of_several_nodes_is_the_exit_code() {
 fn terminal_follows_a_migration_to_the_end() {
     let server = cluster();
     let kubeconfig = server.kubeconfig();
-    // The list of one namespace.
+    // Path of the migrations in one namespace.
     let list = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations";
     server.change(list, &migration());
     let mut window = Window::open(80, 24, &["watch", "--vm", "shop/web", "--kubeconfig", &kubeconfig]);

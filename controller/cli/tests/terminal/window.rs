@@ -1,4 +1,4 @@
-//! A program on a pseudo-terminal, and what a person would see there.
+//! A program on a pseudo-terminal, and the text that a user would see.
 
 use std::{
     fs::File,
@@ -15,10 +15,11 @@ use nix::{
 };
 use parking_lot::Mutex;
 
-/// Milliseconds after which a text that has not come is an error.
+/// Milliseconds without output after which waiting for a text fails.
 const PATIENCE: u16 = 30_000;
 
-/// Held while a program is started: another program started meanwhile would inherit a pseudo-terminal, and keep it open.
+/// Locked while a program is started. Another program that starts at the same time would inherit the pseudo-terminal
+/// and keep it open.
 pub(crate) static STARTING: Mutex<()> = Mutex::new(());
 
 /// A program in a window.
@@ -31,7 +32,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Starts the plugin in a window of this size.
+    /// Starts the plugin in a window with this size.
     pub(crate) fn open(columns: u16, lines: u16, words: &[&str]) -> Self {
         let size = Winsize {
             ws_row: lines,
@@ -41,7 +42,7 @@ impl Window {
         };
         let _starting = STARTING.lock();
         let pty = openpty(&size, None).unwrap();
-        // Copies are closed in programs that are started later.
+        // Cloned descriptors are closed in programs that are started later.
         let (master, slave) = (pty.master.try_clone().unwrap(), pty.slave.try_clone().unwrap());
         let child = Command::new(env!("CARGO_BIN_EXE_kubectl-drydock"))
             .args(words)
@@ -61,7 +62,7 @@ impl Window {
         }
     }
 
-    /// Waits until a text is seen in the window, and returns all that is seen then.
+    /// Waits until a text is visible in the window. Returns the whole visible text.
     pub(crate) fn until(&mut self, text: &str) -> String {
         loop {
             let seen = self.seen.text();
@@ -72,12 +73,12 @@ impl Window {
         }
     }
 
-    /// Returns whether the end of a block has not come yet.
+    /// Returns whether the end of a block has not arrived yet.
     fn is_being_drawn(&self) -> bool {
         self.written.rfind("\x1b[2K") > self.written.rfind("\x1b[J")
     }
 
-    /// Gives the window another width.
+    /// Changes the width of the window.
     pub(crate) fn resize(&mut self, columns: u16) {
         let done = Command::new("stty")
             .args(["cols", &columns.to_string()])
@@ -86,7 +87,7 @@ impl Window {
             .unwrap();
         assert!(done.success());
         self.seen.resize(columns.into());
-        // As the kernel sends it to the programs of a terminal's session.
+        // The kernel sends this signal to the processes of a terminal's session.
         self.send(Signal::SIGWINCH);
     }
 
@@ -99,16 +100,16 @@ impl Window {
         self.send(Signal::SIGINT);
     }
 
-    /// Waits for the end of the program; returns its exit code and its output.
+    /// Waits for the end of the program. Returns its exit code and the visible text.
     pub(crate) fn close(mut self) -> (Option<i32>, String) {
-        // Only the program has it open now, so its end is the end of what comes.
+        // Now only the program has the pseudo-terminal open, so its end is the end of the output.
         self.slave = OwnedFd::from(File::open("/dev/null").unwrap());
         while self.read() {}
         let status: ExitStatus = self.child.wait().unwrap();
         (status.code(), self.seen.text())
     }
 
-    /// Reads what comes next; returns false at the end.
+    /// Reads the next output. Returns false at the end.
     fn read(&mut self) -> bool {
         let mut ready = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
         assert_ne!(
@@ -118,7 +119,7 @@ impl Window {
             self.seen.text()
         );
         let mut buffer = [0; 4096];
-        // A pseudo-terminal that no process has open reports an error.
+        // Reading from a pseudo-terminal that no process has open fails.
         let Ok(count @ 1..) = self.master.read(&mut buffer) else {
             return false;
         };
@@ -130,15 +131,15 @@ impl Window {
 }
 
 impl Drop for Window {
-    /// Ends a program that a test has not waited for.
+    /// Kills a program that a test has not waited for.
     fn drop(&mut self) {
-        // Both fail if it has ended, which is fine.
+        // Both calls fail if the program has ended, which is harmless.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The characters of a window, with the sequences that the plugin uses.
+/// The visible characters of a window. It supports the escape sequences that the plugin uses.
 struct Grid {
     columns: usize,
     rows: Vec<Vec<char>>,
@@ -158,7 +159,7 @@ impl Grid {
         }
     }
 
-    /// Takes what was written; a sequence of which the end has not come yet is kept.
+    /// Processes output. An incomplete escape sequence is kept for the next call.
     fn take(&mut self, written: &str) {
         self.pending.push_str(written);
         let text = std::mem::take(&mut self.pending);
@@ -169,7 +170,7 @@ impl Grid {
                     self.pending = rest.to_owned();
                     return;
                 };
-                // `[`, a number, and a letter.
+                // A sequence has `[`, a number, and a letter.
                 self.escape(&rest[2..=end]);
                 rest = &rest[end + 1..];
                 continue;
@@ -183,7 +184,7 @@ impl Grid {
         }
     }
 
-    /// Wraps all rows at another width, as terminals do.
+    /// Wraps all rows at another width, like a terminal.
     fn resize(&mut self, columns: usize) {
         self.columns = columns;
         let rows = std::mem::take(&mut self.rows);

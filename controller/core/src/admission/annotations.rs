@@ -1,4 +1,4 @@
-//! Annotations that request something Drydock does not implement: refused by name, as fields are.
+//! Annotations that request behaviour that Drydock does not implement: refused by name, as fields are.
 //!
 //! Only annotations that make KubeVirt change the guest or its pod are listed here. Annotations that only describe
 //! (`vm.kubevirt.io/os`), that other components act on (`sidecar.istio.io/inject`) or that make no difference to the
@@ -10,7 +10,7 @@ use super::{At, RefusalList};
 
 /// Annotations of instances that are refused, unless their value is in `NOTHING`.
 pub const REFUSED: [&str; 7] = [
-    // Programs that change the domain XML on its way to libvirt.
+    // Programs that change the domain XML before libvirt receives it.
     "hooks.kubevirt.io/hookSidecars",
     // Secondary networks: the pod would get interfaces that its guest never sees.
     "k8s.v1.cni.cncf.io/networks",

@@ -6,7 +6,7 @@
 //!                             other users: only a shorter grace period, which is how a guest that
 //!                             ignores its power button is stopped
 //!                             VirtualMachine, ReplicaSet: reviewed as if it were created
-//!  Migration: nothing, and while it is in flight not its label either
+//!  Migration: the spec cannot change, nor, while in flight, the label with the instance's name
 //! ```
 
 use serde_json::Value;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::{AdmissionRefusal, AdmittedKind, At, RefusalList, migration_requests, reserved::CONTROLLER, review};
 use crate::launcher_pod::GRACE_PERIOD;
 
-/// KubeVirt's messages, which clients know.
+/// KubeVirt's message, which clients know.
 const RESTRICTED: &str = "update of VMI object is restricted";
 const MIGRATION_SPEC: &str = "update of Migration object's spec is restricted";
 

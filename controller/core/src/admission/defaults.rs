@@ -48,9 +48,9 @@ pub fn machine_type(architecture: &str) -> &'static str {
 /// Namespace and name of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named<'a> {
-    /// Its namespace.
+    /// Namespace of the instance.
     pub namespace: &'a str,
-    /// Its name; `None` while the API server has yet to generate one.
+    /// Name of the instance; `None` while the API server has yet to generate one.
     pub name: Option<&'a str>,
 }
 
@@ -77,8 +77,8 @@ pub fn default_instance(
     }
 }
 
-/// Returns `raw`, an object as the API server has it, with defaults filled in and all other fields kept as they are.
-/// `None` if nothing is missing, or if it is not an instance (validation reports that).
+/// Returns `raw`, an object in the API server's notation, with defaults filled in and all other fields unchanged.
+/// `None` if no default is missing, or if `raw` is not an instance (validation reports that).
 pub fn defaulted(raw: &Value, named: Named<'_>, configuration: &Configuration, architecture: &str) -> Option<Value> {
     let before: VirtualMachineInstanceSpec = serde_json::from_value(raw.get("spec")?.clone()).ok()?;
     let mut after = before.clone();

@@ -24,7 +24,7 @@ use super::{
 /// The fields of KubeVirt's API, recorded by `hack/record-kubevirt-fields`.
 pub(super) const RECORDED: &str = include_str!("../../testdata/kubevirt-v1-fields.txt");
 
-/// Fields that KubeVirt's API has gained since that was recorded.
+/// Fields that KubeVirt's API has gained since [`RECORDED`] was recorded.
 pub(super) const LATER: [(AdmittedKind, &str); 6] = [
     (AdmittedKind::Migration, "spec.priority"),
     (AdmittedKind::Instance, "spec.utilityVolumes[]"),
@@ -191,7 +191,7 @@ fn is_switched_off(value: &Value) -> bool {
     value.get(SWITCH) == Some(&Value::Bool(false))
 }
 
-/// Returns KubeVirt's fields of a kind: each path, with `[]` for lists, with the names of the fields in it.
+/// Returns KubeVirt's fields of a kind: for each path, with `[]` for lists, the names of the fields below it.
 fn known(kind: AdmittedKind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> {
     static KNOWN: OnceLock<BTreeMap<AdmittedKind, BTreeMap<&'static str, BTreeSet<&'static str>>>> = OnceLock::new();
     static NOTHING: BTreeMap<&'static str, BTreeSet<&'static str>> = BTreeMap::new();
@@ -199,7 +199,7 @@ fn known(kind: AdmittedKind) -> &'static BTreeMap<&'static str, BTreeSet<&'stati
         let mut all: BTreeMap<AdmittedKind, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
         for (kind, path) in recorded() {
             let paths = all.entry(kind).or_default();
-            // A list is found by its own name, its items by the path with `[]`.
+            // The path without `[]` finds a list, the path with `[]` finds its items.
             for path in [path, path.trim_end_matches("[]")] {
                 paths.entry(path).or_default();
             }

@@ -1,8 +1,8 @@
 //! Fields that are accepted and ignored, because they make no difference to the guest.
 //!
-//! A field is a hint only if nothing that the guest can see or do depends on it: it affects speed, it affects
-//! something on the host, or it requests what guests have anyway. Where this holds for some values only, only those
-//! are accepted.
+//! A field is a hint only if nothing that the guest can see or do depends on the field: it affects only speed or the
+//! host, or it requests a property that guests have anyway. If this holds only for some values of a field, only these
+//! values are accepted.
 
 use super::AdmittedKind;
 
@@ -11,7 +11,7 @@ use super::AdmittedKind;
 pub enum Accepted {
     /// All values.
     Any,
-    /// This value, in JSON notation without quotes.
+    /// Only this value, in JSON notation without quotes.
     Only(&'static str),
 }
 

@@ -4,8 +4,8 @@
 //!  documents ─▶ objects (a `List` has several) ─▶ defaults ─▶ types ─▶ review() ─▶ Judged
 //! ```
 //!
-//! The result is that of the webhooks, and of the API server's check of types. What only an API server evaluates is not
-//! included: patterns, lengths and CEL rules of the schema, quotas, and what objects refer to.
+//! The result is that of the webhooks and of the API server's type check. Checks that only an API server performs are
+//! not included: patterns, lengths and CEL rules of the schema, quotas, and the existence of referenced objects.
 
 use drydock_api::kubevirt::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
@@ -26,36 +26,36 @@ const GROUP: &str = "kubevirt.io/";
 /// An object of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judged {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: String,
-    /// Its name; empty if it has none.
+    /// Name of the object; empty if it has none.
     pub name: String,
-    /// Its verdict.
+    /// Verdict on the object.
     pub verdict: AdmissionVerdict,
 }
 
 /// The verdict on an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionVerdict {
-    /// It is admitted.
+    /// The object is admitted.
     Admitted,
-    /// It is refused.
+    /// The object is refused.
     Refused(Vec<RefusalCause>),
-    /// It is none of the kinds that Drydock admits.
+    /// The object is of none of the kinds that Drydock admits.
     NotConsidered,
 }
 
 /// Why an object is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusalCause {
-    /// Path of the field; empty if the whole object is meant. Indices of lists are left out, so that equal fields can be
+    /// Path of the field; empty for the whole object. Indices of lists are omitted, so that equal fields can be
     /// counted.
     pub field: String,
-    /// A sentence for people.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// Judges a document of a manifest. `architecture` is that of guests that name none.
+/// Judges a document of a manifest. `architecture` is the default for guests that set none.
 pub fn judge(document: &Value, configuration: &Configuration, architecture: &str) -> Vec<Judged> {
     let items = document["items"].as_array();
     let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
@@ -118,7 +118,7 @@ fn reasons(object: &Value, kind: AdmittedKind) -> Vec<RefusalCause> {
     why.into_iter().collect()
 }
 
-/// Returns why an object is not of a type.
+/// Returns the error if an object cannot be parsed as type `T`; `None` if it can.
 fn unreadable<T: DeserializeOwned>(object: &Value) -> Option<String> {
     serde_json::from_value::<T>(object.clone())
         .err()

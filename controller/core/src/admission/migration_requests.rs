@@ -67,9 +67,9 @@ pub(super) fn check(raw: &Value, refusals: &mut RefusalList) {
     }
 }
 
-/// Refuses requests that are reserved for the controller, so that no other user moves to the head of the queue. The
-/// priority is one way there; the annotations of [`MigrationPurpose`](crate::migration::purpose::MigrationPurpose) are another. `old`
-/// is the migration before the change, `None` if it is new; fields that were set before are not refused again.
+/// Refuses requests that are reserved for the controller, so that no other user moves to the head of the queue. These
+/// are the priority and the annotations of [`MigrationPurpose`](crate::migration::purpose::MigrationPurpose). `old` is
+/// the migration before the change, `None` if the migration is new; fields that were set before are not refused again.
 pub fn review_requester(old: Option<&Value>, raw: &Value, user: &str) -> Vec<AdmissionRefusal> {
     let mut refusals = RefusalList::default();
     if user == CONTROLLER {
@@ -108,8 +108,8 @@ pub(super) fn check_change(old: &Value, new: &Value, refusals: &mut RefusalList)
     }
 }
 
-/// Refuses a migration because of its instance's state, with KubeVirt's messages. `instance` is `None` if it does not
-/// exist.
+/// Refuses a migration because of its instance's state, with KubeVirt's messages. `instance` is `None` if the instance
+/// does not exist.
 ///
 /// State that is not known yet is no reason to refuse: the migration itself waits for it or fails.
 pub fn review_instance(name: &str, instance: Option<&VirtualMachineInstance>) -> Option<AdmissionRefusal> {
@@ -131,8 +131,8 @@ pub fn review_instance(name: &str, instance: Option<&VirtualMachineInstance>) ->
 
 /// Refuses a new migration while another one of the same instance is in flight, with KubeVirt's message.
 ///
-/// Two that are created at the same time do not see each other: the controller continues the older one and fails the
-/// other.
+/// Two migrations that are created at the same time do not see each other: the controller continues the older one and
+/// fails the other.
 pub fn review_in_flight(other: &VirtualMachineInstanceMigration) -> Option<AdmissionRefusal> {
     let phase = other.phase();
     if phase.is_some_and(MigrationPhase::is_final) {

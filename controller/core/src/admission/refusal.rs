@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::VERSION;
 
-/// Values in messages are truncated to this many characters.
+/// Maximum length of a value in a message, in characters; longer values are truncated.
 const VALUE: usize = 80;
-/// At most this many refusals are listed in one response; more would not help.
+/// Maximum number of refusals in one response; more would not help.
 pub const MAX_REFUSALS: usize = 50;
 
 /// Machine-readable reason of a refusal. Stable.
@@ -14,7 +14,7 @@ pub const MAX_REFUSALS: usize = 50;
 pub enum AdmissionReason {
     /// KubeVirt has this field or value, Drydock does not.
     NotSupported,
-    /// There is no such field.
+    /// The field does not exist.
     UnknownField,
     /// The field or value cannot be parsed.
     Malformed,
@@ -35,7 +35,7 @@ pub enum AdmissionReason {
 }
 
 impl AdmissionReason {
-    /// Returns the stable string: the cause as KubeVirt or Kubernetes has it, if they have one.
+    /// Returns the stable string: the cause type of KubeVirt or Kubernetes, if one exists.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotSupported => "FieldValueNotSupported",
@@ -131,12 +131,12 @@ impl RefusalList {
         self.0
     }
 
-    /// Returns how many refusals there are.
+    /// Returns the number of refusals.
     pub(super) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns whether something inside this path has already been refused.
+    /// Returns whether a field inside this path has already been refused.
     pub(super) fn has_refused_within(&self, at: &At) -> bool {
         self.0.iter().any(|refusal| {
             let inner = refusal.field.strip_prefix(&at.0);

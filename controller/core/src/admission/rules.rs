@@ -2,8 +2,8 @@
 //!
 //! - [`cpu_and_memory`], [`hardware`], [`feature_rules`]: the guest's CPU, memory, machine, firmware and clock.
 //! - [`disk_rules`], [`volume_rules`], [`networks`]: the guest's devices and their backends.
-//! - [`credential_rules`]: what accounts in the guest accept.
-//! - [`scheduling`], [`probe_rules`]: fields that are copied to the pod, checked as the API server checks them there.
+//! - [`credential_rules`]: the guest's access credentials.
+//! - [`scheduling`], [`probe_rules`]: fields that are copied to the pod, checked as the API server checks a pod.
 //! - [`describable`]: whether the domain XML can be generated.
 //! - [`machine_rules`], [`replica_set_rules`]: the kinds that create instances.
 

@@ -1,7 +1,7 @@
 //! Which fields are implemented: those in the definitions of the kinds.
 //!
-//! The definitions are generated from the types that all of Drydock reads, so a field is implemented if and only if
-//! it is described.
+//! The definitions are generated from the types that all of Drydock's components read, so a field is implemented if and
+//! only if a definition contains it.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -9,12 +9,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{JSONSch
 
 use super::AdmittedKind;
 
-/// The permitted content of a place in an object.
+/// The permitted content of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FieldShape {
     /// An object with these fields.
     Fields(BTreeMap<String, FieldShape>),
-    /// A list of these.
+    /// A list whose items have this shape.
     List(Box<FieldShape>),
     /// Any value that the schema allows: numbers, strings, maps with user-defined keys.
     Value,

@@ -14,9 +14,9 @@ const SETTLE: Duration = Duration::from_secs(30);
 /// Lifetimes of the certificates and when they are renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// Of the authority.
+    /// Lifetime of the authority.
     pub authority: Lifetime,
-    /// Of the serving certificates.
+    /// Lifetime of the serving certificates.
     pub serving: Lifetime,
     /// Time for which a bundle must have been observed in the webhook configurations before a replica serves a
     /// certificate that only this bundle makes trusted.
@@ -27,7 +27,7 @@ impl From<&Certificates> for Lifetimes {
     /// Returns the configured lifetimes, adjusted where they are impossible:
     ///
     /// - an authority lives from 4 seconds to ten years, a serving certificate at most half as long as its authority,
-    ///   so that it can use its full lifetime;
+    ///   so that the certificate can be used for its full lifetime;
     /// - an authority is renewed while it can still sign for a full serving lifetime, and not before an eighth of its
     ///   own lifetime has passed, so that bundles stay small;
     /// - a serving certificate is renewed while there is time to do it (a quarter of its lifetime or a minute), and

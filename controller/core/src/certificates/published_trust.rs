@@ -9,19 +9,20 @@ use jiff::Timestamp;
 
 use super::{Authority, Id, Lifetimes, Serving, later};
 
-/// One CA bundle that API servers read: that of one webhook of a configuration.
+/// The CA bundle of one webhook in a webhook configuration, as API servers read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublishedBundle {
-    /// Our authorities in it.
+    /// Drydock's authorities in the bundle.
     pub authorities: Vec<Authority>,
-    /// Whether it contains anything else.
+    /// Whether the bundle contains anything else.
     pub has_foreign: bool,
 }
 
 /// The authorities that API servers trust.
 ///
-/// It records since when each authority has been observed in all places. After a restart that is the start of the
-/// process or later, so never earlier than the true time: no replica ever runs ahead of the API servers.
+/// Records since when each authority has been observed in the bundles of all webhooks. After a restart, that time is
+/// the start of the process or later, so it is never earlier than the true time: no replica serves a certificate before
+/// API servers trust it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublishedTrust {
     places: Option<Vec<PublishedBundle>>,
@@ -29,7 +30,7 @@ pub struct PublishedTrust {
 }
 
 impl PublishedTrust {
-    /// Records the content of all places; `None`: not known.
+    /// Records the bundles of all webhooks; `None` if they are not known.
     pub fn observe(&mut self, now: Timestamp, places: Option<Vec<PublishedBundle>>) {
         let mut everywhere: Option<BTreeSet<Id>> = None;
         for place in places.iter().flatten() {
@@ -47,13 +48,13 @@ impl PublishedTrust {
         self.places = places;
     }
 
-    /// Returns whether the content of the places is known.
+    /// Returns whether the bundles of the webhooks are known.
     pub fn is_known(&self) -> bool {
         self.places.is_some()
     }
 
-    /// Returns since when an authority is in all places. If there are no places, no API server connects, so any time
-    /// will do.
+    /// Returns since when an authority has been in all bundles. Without any bundle, no API server connects, and the
+    /// minimum timestamp is returned.
     pub fn since(&self, id: &Id) -> Option<Timestamp> {
         match &self.places {
             Some(places) if places.is_empty() => Some(Timestamp::MIN),
@@ -61,17 +62,17 @@ impl PublishedTrust {
         }
     }
 
-    /// Returns whether an authority is in all places.
+    /// Returns whether an authority is in all bundles.
     pub fn covers(&self, id: &Id) -> bool {
         self.since(id).is_some()
     }
 
-    /// Yields all of our authorities in any place; some more than once.
+    /// Yields Drydock's authorities in all bundles; an authority in several bundles is yielded more than once.
     pub fn authorities(&self) -> impl Iterator<Item = &Authority> {
         self.places.iter().flatten().flat_map(|place| &place.authorities)
     }
 
-    /// Returns whether all places hold exactly these authorities and nothing else.
+    /// Returns whether each bundle contains exactly these authorities and nothing else.
     pub(super) fn is_exactly(&self, bundle: &BTreeSet<&Id>) -> bool {
         self.places.iter().flatten().all(|place| {
             let here: BTreeSet<&Id> = place.authorities.iter().map(|authority| &authority.id).collect();
@@ -82,7 +83,7 @@ impl PublishedTrust {
 
 /// Returns when a certificate of `authority` may be served instead of `current`: once all API servers have certainly
 /// seen the authority, or after half of `current`'s remaining lifetime if that is shorter. `None` while the authority
-/// is not in all places.
+/// is not in all bundles.
 pub(super) fn settled(
     current: &Serving,
     authority: &Id,

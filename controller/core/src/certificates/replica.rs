@@ -7,7 +7,7 @@ use super::{Lifetimes, PublishedTrust, Serving, published_trust::settled};
 /// A replica's decision about the certificate that the Secret offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaChoice {
-    /// Serve it from now on.
+    /// Whether the replica serves the offered certificate from now on.
     pub take: bool,
     /// When to choose again, even if nothing changes.
     pub wake: Option<Timestamp>,
@@ -15,9 +15,9 @@ pub struct ReplicaChoice {
 
 /// Decides whether a replica takes the certificate that the Secret offers.
 ///
-/// Usually it does so immediately, since the leader offers only what API servers trust. But a Secret may have been
-/// lost, restored or recreated by a leader that had nothing better; then a replica keeps serving the trusted
-/// certificate until the offered one is trusted too.
+/// Usually the replica takes the certificate immediately, since the leader offers only certificates that API servers
+/// trust. But a Secret may have been lost, restored, or recreated by a leader without a better certificate; then a
+/// replica keeps serving the trusted certificate until the offered one is trusted too.
 pub fn choose(
     now: Timestamp,
     current: Option<&Serving>,
@@ -30,7 +30,7 @@ pub fn choose(
         wake: wake.filter(|wake| *wake > now),
     };
     let Some(offered) = offered.filter(|offered| offered.is_valid(now)) else {
-        // A certificate that is not valid yet is chosen again once it is.
+        // The choice is repeated once the offered certificate becomes valid.
         return keep(offered.map(|offered| offered.from));
     };
     let take = ReplicaChoice { take: true, wake: None };

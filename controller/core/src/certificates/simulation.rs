@@ -18,7 +18,7 @@ use crate::configuration::{Certificates, Lifetime};
 /// Events besides the passing of time.
 #[derive(Clone, Copy, Debug)]
 enum SimulatedEvent {
-    /// Nothing.
+    /// No event.
     Quiet,
     /// A replica restarts and has lost its state.
     Restart(usize),

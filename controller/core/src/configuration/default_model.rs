@@ -11,7 +11,7 @@ use drydock_api::facts::{NodeFacts, Usable};
 use super::{Configuration, InvalidValue};
 use crate::{admission::nearest::nearest, aliases, conditions::ConditionStatus, default_cpu, obsolete::ObsoleteModels};
 
-/// Path of the field, as a person finds it in the object.
+/// Path of the field in the object.
 const FIELD: &str = "spec.defaultCPUModel";
 /// Maximum number of suggested names.
 const SUGGESTED: usize = 3;
@@ -19,9 +19,9 @@ const SUGGESTED: usize = 3;
 /// The condition `DefaultCPUModelOffered` for the configured model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelVerdict {
-    /// Whether the model is in force. Otherwise the last good one is.
+    /// Whether the configured model is in force. Otherwise, the last good model is in force.
     pub accepted: bool,
-    /// Whether a node offers it.
+    /// Whether a node offers the configured model.
     pub status: ConditionStatus,
     /// CamelCase reason.
     pub reason: &'static str,
@@ -34,7 +34,7 @@ pub struct ModelVerdict {
 pub struct ModelChoice {
     /// The model of virtual machines that set none; `None`: their architecture's default.
     pub model: Option<String>,
-    /// `None` if no model is configured whose existence could be checked.
+    /// The verdict on the configured model; `None` if no model is configured whose existence could be checked.
     pub verdict: Option<ModelVerdict>,
 }
 

@@ -16,9 +16,9 @@ pub const NAMESPACES: [&str; 4] = [
 /// An object that could configure the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reference {
-    /// Namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Name.
+    /// Name of the object.
     pub name: String,
     /// Revision that changes with the object: generation, or resourceVersion of a ConfigMap.
     pub revision: String,
@@ -42,7 +42,7 @@ impl NotInForce {
         }
     }
 
-    /// Returns the reason as a sentence for people.
+    /// Returns the reason as a human-readable sentence.
     pub fn sentence(&self, namespaces: &[String]) -> String {
         match self {
             Self::Namespace => format!("configuration is read from the namespaces {}", namespaces.join(", ")),
@@ -56,11 +56,11 @@ impl NotInForce {
 pub struct ObjectChoice {
     /// The object in force, as an index into the candidates.
     pub in_force: Option<usize>,
-    /// The others, with the reason.
+    /// The other candidates, as indices, each with the reason why it is not in force.
     pub others: BTreeMap<usize, NotInForce>,
 }
 
-/// Chooses the object in force: in the first namespace of `namespaces` that has one, the one with the usual name,
+/// Chooses the object in force from the first of `namespaces` that contains an object: the object with the usual name,
 /// else the first by name.
 pub fn choose(objects: &[Reference], namespaces: &[String]) -> ObjectChoice {
     let rank = |object: &Reference| {

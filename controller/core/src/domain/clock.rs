@@ -13,7 +13,7 @@ struct TimerProperties {
     /// Allowed policies for missed ticks. libvirt refuses all others; for the hpet it accepts all and QEMU supports
     /// none.
     policies: &'static [TickPolicy],
-    /// Whether it can track the guest's or the host's time.
+    /// Whether the timer can track the guest's or the host's time.
     tracks: bool,
 }
 

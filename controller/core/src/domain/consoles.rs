@@ -13,7 +13,8 @@ pub const VNC_SOCKET: &str = "vnc.sock";
 /// Channel name by which the guest agent finds its channel.
 const GUEST_AGENT: &str = "org.qemu.guest_agent.0";
 
-/// Returns all of these devices that the spec enables.
+/// Returns the virtio serial controller, the guest agent's channel, and the serial port and display if the spec enables
+/// them.
 pub(super) fn elements(devices: &Devices) -> Vec<Element> {
     let mut elements = vec![
         Element::new("controller")
@@ -31,7 +32,7 @@ pub(super) fn elements(devices: &Devices) -> Vec<Element> {
     elements
 }
 
-/// The launcher listens; QEMU reconnects if the connection is lost.
+/// Returns the serial port. QEMU connects to the launcher's socket, and reconnects if the connection is lost.
 fn serial_port() -> [Element; 2] {
     let port = |name: &'static str| {
         let source = Element::new("source")
@@ -61,7 +62,7 @@ fn guest_agent() -> Element {
         )
 }
 
-/// VNC on a Unix socket in the pod, never on its network, and a display card that all guests support.
+/// Returns VNC on a Unix socket in the pod, never on the pod's network, and a display card that all guests support.
 fn screen() -> [Element; 2] {
     let socket = format!("{RUN_FOLDER}/{VNC_SOCKET}");
     let listen = Element::new("listen")

@@ -78,7 +78,7 @@ fn whole_cpus(resources: &Resources) -> Option<u32> {
 pub(super) struct Mask<'a> {
     /// Features that are withheld from all guests.
     pub(super) masked: &'a BTreeSet<String>,
-    /// Features that a guest could have here; `None` if unknown.
+    /// Features that a guest could have on this node; `None` if unknown.
     pub(super) host: Option<&'a BTreeSet<String>>,
 }
 
@@ -95,8 +95,8 @@ impl Mask<'_> {
         }
     }
 
-    /// Yields the masked features that a guest could otherwise have, except those that the spec names. All of them on
-    /// a node whose features are unknown.
+    /// Yields the masked features that a guest could otherwise have, except those that the spec names. On a node whose
+    /// features are unknown, these are all masked features.
     fn withheld<'a>(&'a self, named: &'a BTreeSet<&str>) -> impl Iterator<Item = &'a str> {
         self.masked
             .iter()
@@ -107,8 +107,8 @@ impl Mask<'_> {
 
 /// Returns the element `cpu`.
 ///
-/// In emulation the emulator is the host: `host-passthrough`, which libvirt does not support there, is the same as
-/// `host-model`. `migratable`: whether libvirt may be requested to omit features that cannot be migrated from the
+/// In emulation the emulator is the host: `host-passthrough`, which libvirt does not support in emulation, is the same
+/// as `host-model`. `migratable`: whether libvirt may be requested to omit features that cannot be migrated from the
 /// host's own CPU; libvirt refuses that where QEMU has no such switch.
 pub(super) fn element(
     spec: &VirtualMachineInstanceSpec,

@@ -32,7 +32,7 @@ pub struct DiskTargetName {
     pub volume: String,
     /// Name in libvirt's statistics and jobs: `vda`, `sda` ... Guests may name it differently.
     pub target: String,
-    /// Whether the guest cannot write to it.
+    /// Whether the guest cannot write to the disk.
     pub read_only: bool,
 }
 
@@ -89,8 +89,8 @@ impl DiskShape {
     }
 }
 
-/// Returns whether the disk has a token of a service account. It is valid as long as its pod exists; so a migration does
-/// not copy it, and the guest gets that of its new pod.
+/// Returns whether the disk contains a service account token. A token is valid as long as its pod exists. So a
+/// migration does not copy the disk, and the guest gets the token of its new pod.
 fn is_token(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> bool {
     let mut volumes = spec.volumes.iter();
     volumes.any(|volume| volume.name == disk.name && volume.service_account.is_some())
@@ -166,7 +166,7 @@ fn checked(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Result<DiskShape, 
 /// Returns the host side of the disk. All layers are listed with their formats, so that a layer's content cannot
 /// decide which files are opened below it.
 ///
-/// The guest is paused when storage fails, and can be resumed when it is back.
+/// The guest is paused when its storage fails, and can be resumed when the storage is available again.
 fn source_elements(
     spec: &VirtualMachineInstanceSpec,
     disk: &Disk,

@@ -4,7 +4,7 @@ use drydock_api::kubevirt::devices::{Devices, Sound, Watchdog};
 
 use super::{element::Element, pci};
 
-/// Returns those that the spec has.
+/// Returns the watchdog and the sound card, if the spec has them.
 pub(super) fn elements(devices: &Devices) -> Vec<Element> {
     let watchdog = devices.watchdog.iter().map(watchdog);
     let sound = devices.sound.iter().flat_map(sound);
@@ -20,7 +20,7 @@ fn watchdog(watchdog: &Watchdog) -> Element {
         .child(pci::WATCHDOG.element())
 }
 
-/// The sound goes nowhere: a pod has no sound device, and VNC viewers receive none.
+/// Returns the sound card. Its output is discarded: a pod has no sound device, and VNC viewers receive no sound.
 fn sound(sound: &Sound) -> [Element; 2] {
     let model = sound.model.unwrap_or_default();
     [

@@ -1,9 +1,9 @@
 //! Features of the guest's machine: the elements `features` and, for Hyper-V's clock, `clock`.
 //!
 //! QEMU defines which of Hyper-V's features depend on each other (docs/system/i386/hyperv.rst); as in KubeVirt, a
-//! feature turns on those that it needs, and admission refuses a spec that turns one of them off. QEMU offers them,
-//! like the other features that concern KVM, only to guests that run with KVM: in emulation they are left out, since
-//! libvirt would not start the guest.
+//! feature turns on the features that it needs, and admission refuses a spec that turns one of those off. QEMU offers
+//! Hyper-V's features, like the other features that concern KVM, only to guests that run with KVM: in emulation they
+//! are left out, since libvirt would not start the guest.
 
 use std::borrow::Cow;
 
@@ -44,7 +44,7 @@ pub(super) fn element(domain: &Domain, virt_type: VirtType) -> Element {
         .children(emulated.then(cache))
 }
 
-/// Returns what only guests of KVM can have.
+/// Returns the features that only guests with KVM can have.
 fn of_kvm(wanted: &Features) -> Vec<Element> {
     let hidden = wanted.kvm.and_then(|kvm| kvm.hidden) == Some(true);
     let hidden = hidden.then(|| Element::new("kvm").child(state("hidden", true)));
@@ -54,7 +54,7 @@ fn of_kvm(wanted: &Features) -> Vec<Element> {
     [hidden, pvspinlock, hyperv].into_iter().flatten().collect()
 }
 
-/// Which of Hyper-V's features that others need are on, and the field of a feature that needs them.
+/// Hyper-V features that other features need, each with the field of an enabled feature that needs it, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HypervNeeds {
     /// `vpindex`.
@@ -66,7 +66,7 @@ pub(crate) struct HypervNeeds {
 }
 
 impl HypervNeeds {
-    /// Returns what the features need of each other.
+    /// Returns the features that the enabled features need.
     pub(crate) fn of(wanted: &FeatureHyperv) -> Self {
         let is_on = |state: Option<FeatureState>| state.is_some_and(FeatureState::is_on);
         let timers = wanted.synictimer.is_some_and(|timers| timers.enabled != Some(false));

@@ -12,12 +12,12 @@ use super::element::Element;
 
 /// EFI's code and the variables of a new machine.
 const PLAIN: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"];
-/// The same with secure boot and Microsoft's certificates.
+/// EFI's code and the variables of a new machine, with secure boot and Microsoft's certificates.
 const SECURE: [&str; 2] = [
     "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd",
     "/usr/share/OVMF/OVMF_VARS_4M.ms.fd",
 ];
-/// The file with the guest's variables, in [`DISKS_FOLDER`]. The name of no disk ends so.
+/// The file with the guest's variables, in [`DISKS_FOLDER`]. No disk has a file name that ends like this.
 const VARIABLES: &str = "firmware.fd";
 
 /// Returns whether the guest boots signed systems only.

@@ -11,7 +11,7 @@ use super::{
 /// Ports of the USB controller (QEMU's `qemu-xhci`).
 const USB_PORTS: usize = 4;
 
-/// Returns the buses of the spec's inputs. A guest without any gets a tablet, if it is to have one.
+/// Returns the buses of the spec's inputs. A guest without inputs gets a tablet if the spec enables the default input.
 fn buses(devices: &Devices) -> Vec<InputBus> {
     if devices.inputs.is_empty() && devices.autoattach_input_device == Some(true) {
         return vec![InputBus::default()];
@@ -20,7 +20,7 @@ fn buses(devices: &Devices) -> Vec<InputBus> {
     devices.inputs.iter().map(bus).collect()
 }
 
-/// Returns the USB controller, or that there is none: libvirt would add one.
+/// Returns the USB controller, or an element without a controller: by default, libvirt would add one.
 pub(super) fn usb_controller(devices: &Devices) -> Element {
     let controller = Element::new("controller").with("type", "usb").with("index", "0");
     if !buses(devices).contains(&InputBus::Usb) {
@@ -32,7 +32,7 @@ pub(super) fn usb_controller(devices: &Devices) -> Element {
         .child(pci::USB.element())
 }
 
-/// Returns the devices.
+/// Returns the pointing devices.
 pub(super) fn elements(devices: &Devices, places: &mut PciSlots) -> Result<Vec<Element>, DomainProblem> {
     let mut next_usb_port = 1;
     let mut is_first_virtio = true;

@@ -39,7 +39,7 @@ pub const USUAL_UDP: [(u16, u16); 1] = [(1, 1023)];
 /// Name of the default interface.
 const DEFAULT: &str = "default";
 
-/// Returns the spec's interfaces. If it has none and does not opt out, one on the pod network.
+/// Returns the spec's interfaces, or one interface on the pod network if the spec has none and does not opt out.
 fn all(spec: &VirtualMachineInstanceSpec) -> Cow<'_, [Interface]> {
     let devices = &spec.domain.devices;
     if devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false) {
@@ -54,7 +54,8 @@ fn all(spec: &VirtualMachineInstanceSpec) -> Cow<'_, [Interface]> {
 
 /// Returns the interfaces of an instance.
 ///
-/// Their aliases are numbers: passt's socket is named after the alias, and the path of a socket is limited in length.
+/// The aliases of interfaces are numbers: passt's socket is named after the alias, and the path of a socket is limited
+/// in length.
 pub(super) fn elements(
     input: &DomainInput<'_>,
     order: &BootOrder,
@@ -91,15 +92,16 @@ pub(super) fn elements(
 
 /// Returns the guest's addresses, one per family: those of the pod that it starts in.
 ///
-/// passt would find them by itself there. In a pod that the guest moves to, passt would find that pod's address, and
-/// inbound traffic would not reach the guest until it has sent something. Addresses set here move along.
+/// In the pod that the guest starts in, passt would find these addresses by itself. In a pod that the guest moves to,
+/// passt would find that pod's address, and inbound traffic would not reach the guest until it has sent something.
+/// Addresses that are set explicitly move with the guest.
 fn own_addresses(addresses: &[PodAddress]) -> Vec<Element> {
     let of = |family: &str, is: fn(&PodAddress) -> bool| {
         let found = addresses.iter().find(|address| is(address))?;
         let element = Element::new("ip")
             .with("family", family)
             .with("address", found.address.to_string());
-        // libvirt supports no prefix but 64 for IPv6 with passt, and it must not be set.
+        // With passt, libvirt supports only the prefix 64 for IPv6, and the prefix must not be set.
         Some(match found.address {
             IpAddr::V4(_) => element.with("prefix", found.prefix.to_string()),
             IpAddr::V6(_) => element,

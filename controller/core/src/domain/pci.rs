@@ -1,7 +1,7 @@
-//! Places of the devices on the guest's PCI Express buses.
+//! Addresses of the devices on the guest's PCI Express buses.
 //!
 //! Addresses follow from the spec alone: libvirt chooses none. So a guest that arrives by migration, or is started
-//! again by another version, finds each device at the same place. Addresses also stay the same when a disk is added.
+//! again by another version, finds each device at the same address. Addresses also stay the same when a disk is added.
 //!
 //! ```text
 //!  bus 0   01.0  screen
@@ -56,32 +56,32 @@ const CARD_SLOTS: u8 = 0x18;
 const CHIP_SET: u8 = 0x1f;
 /// Maximum number of ports.
 const MOST: u8 = (SATA_SLOTS - PORT_SLOTS) * IN_SLOT;
-/// Place of the display card.
+/// Address of the display card.
 pub(super) const SCREEN: Address = Address {
     bus: 0,
     slot: 0x01,
     function: 0,
 };
-/// Place of the sound card.
+/// Address of the sound card.
 pub(super) const SOUND: Address = Address {
     bus: 0,
     slot: 0x1d,
     function: 0,
 };
-/// Place of the watchdog.
+/// Address of the watchdog.
 pub(super) const WATCHDOG: Address = Address {
     bus: 0,
     slot: 0x1e,
     function: 0,
 };
-/// Place of the first SATA controller, assigned by QEMU.
+/// Address of the first SATA controller, assigned by QEMU.
 pub(super) const FIRST_SATA: Address = Address {
     bus: 0,
     slot: CHIP_SET,
     function: 2,
 };
 
-/// A place on a PCI bus.
+/// An address on a PCI bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     bus: u8,
@@ -110,7 +110,7 @@ impl Address {
     }
 }
 
-/// The next free place for each kind of device without a reserved place.
+/// The next free address for each kind of device without a reserved address.
 #[derive(Clone, Debug)]
 pub(super) struct PciSlots {
     next_port: u8,
@@ -121,7 +121,8 @@ pub(super) struct PciSlots {
 }
 
 impl PciSlots {
-    /// Returns the initial state: all places are free but those of the sound card and the watchdog, if the guest has them.
+    /// Returns the initial state: all addresses are free but those of the sound card and the watchdog, if the guest has
+    /// them.
     pub(super) fn new(devices: &Devices) -> Self {
         let end_of_cards = match (&devices.sound, &devices.watchdog) {
             (Some(_), _) => SOUND.slot,
@@ -165,7 +166,7 @@ impl PciSlots {
         take_slot(&mut self.next_sata, CARD_SLOTS, "sata")
     }
 
-    /// Returns the root and its ports.
+    /// Returns the PCI Express root and the root ports.
     pub(super) fn controllers(&self) -> Vec<Element> {
         let used = self.next_port - 1;
         let ports = (used + SPARE).next_multiple_of(IN_SLOT).clamp(FEWEST, MOST);

@@ -67,7 +67,7 @@ pub enum DomainProblem {
     BadMacAddress {
         /// Name of the interface.
         interface: String,
-        /// The address.
+        /// The invalid MAC address.
         address: String,
     },
     /// A port of an interface is invalid.
@@ -75,10 +75,10 @@ pub enum DomainProblem {
     BadPort {
         /// Name of the interface.
         interface: String,
-        /// The port.
+        /// The invalid port.
         port: i32,
     },
-    /// A bus has fewer places than devices.
+    /// A bus has fewer addresses than the guest has devices for it.
     #[error("there are too many devices on bus {0}")]
     TooManyDevices(&'static str),
     /// A text has characters that XML cannot represent, or that are invisible.

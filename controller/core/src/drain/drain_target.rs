@@ -18,14 +18,14 @@ use crate::{
 /// The standing of a guest that competes for room with other guests that leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Competing {
-    /// It already has a migration.
+    /// Whether the guest already has a migration.
     pub has_migration: bool,
-    /// Number of its migrations that have failed since it was marked.
+    /// Number of the guest's migrations that have failed since the guest was marked.
     pub failures: u32,
 }
 
-/// Returns how a guest that is to leave competes for room; `None` if it does not compete: it is not to be migrated, its
-/// migration is refused, or it `has_place`, which already counts as taken.
+/// Returns how a guest that is to leave competes for room. `None` if it does not compete: it is not to be migrated, a
+/// step for it is refused, or it has a migration whose target already counts as taken (`has_place`).
 pub fn competing(guest: &DrainedGuest<'_>, has_place: bool) -> Option<Competing> {
     let migrates = matches!(
         guest.strategy,
@@ -53,7 +53,7 @@ pub fn competing(guest: &DrainedGuest<'_>, has_place: bool) -> Option<Competing>
 pub(super) fn state(guest: &DrainedGuest<'_>, now: Timestamp) -> (EvacuationState, Option<Timestamp>) {
     let lack = match &guest.outlook {
         DepartureOutlook::Fits(_) => None,
-        // The other guests that leave are placed first. This one is evaluated again once they have moved.
+        // The other guests that leave are placed first. This guest is evaluated again once they have moved.
         DepartureOutlook::Crowded(message) => {
             return (
                 EvacuationState::Blocked(EvacuationCause::NoTarget, message.clone()),

@@ -31,28 +31,28 @@ const ESTIMATE_MIN_CHANGE: Duration = Duration::from_secs(5);
 /// Resolution of timestamps in a migration's status. Transitions that are this close may have happened at once.
 const TIMESTAMP_RESOLUTION: Duration = Duration::from_secs(1);
 
-/// Number of measured migrations from which on the share of a duration that depends on the size is derived from them.
+/// Minimum number of measured migrations for deriving the size-dependent share of a duration from them.
 const MIN_FITTED: u32 = 4;
-/// Variance of the sizes, relative to the square of their mean, from which on it is: guests of nearly one size imply
-/// nothing about that share.
+/// Minimum variance of the sizes, relative to the square of their mean, for deriving that share: guests of nearly one
+/// size imply nothing about the share.
 const MIN_SPREAD: f64 = 0.01;
 
 /// Speed of all measured migrations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DrainRate {
-    /// Number of migrations.
+    /// Number of measured migrations.
     pub count: u32,
-    /// Their total duration.
+    /// Total duration of the migrations.
     pub time: Duration,
-    /// Total memory of their guests, in bytes.
+    /// Total memory of the migrated guests, in bytes.
     pub bytes: u64,
-    /// Sum of the squares of their memory, in MiB².
+    /// Sum of the squares of the guests' memory, in MiB².
     squares: f64,
-    /// Sum of the products of memory and duration, in MiB·s.
+    /// Sum of the products of a guest's memory and its migration's duration, in MiB·s.
     products: f64,
-    /// Total time from the creation of a migration until its guest moved, of those that did not wait for a slot.
+    /// Total time from creation until the guest moved, over all migrations that did not wait for a slot.
     lead: Duration,
-    /// Number of those.
+    /// Number of migrations that did not wait for a slot.
     leads: u32,
 }
 
@@ -117,8 +117,8 @@ impl DrainRate {
     }
 }
 
-/// Returns whether a migration waited for a slot: before its target pod was created, or while that was ready. One without
-/// these transitions counts as waiting.
+/// Returns whether a migration waited for a slot: before its target pod was created, or while the pod was ready. A
+/// migration without these transitions counts as waiting.
 fn waited_for_slot(transitions: &[MigrationPhaseTransition]) -> bool {
     let at = |phase: MigrationPhase| {
         let mut transitions = transitions.iter();
@@ -196,7 +196,7 @@ pub(super) fn end(left: &[(&DrainedGuest<'_>, RemainingGuest)], cluster: &DrainI
             Some(since) => expected.saturating_sub(cluster.now.duration_since(since).unsigned_abs()),
             None => expected,
         };
-        // It takes longer than expected; how much longer is unknown.
+        // The migration takes longer than expected; how much longer is unknown.
         if takes.is_zero() {
             return None;
         }
@@ -209,8 +209,8 @@ pub(super) fn end(left: &[(&DrainedGuest<'_>, RemainingGuest)], cluster: &DrainI
     Some(Time(whole_seconds(up).0))
 }
 
-/// Returns how long it takes until the first of these guests moves: its target pod has to start. Those of the others start
-/// while it moves.
+/// Returns how long it takes until the first of these guests moves: its target pod has to start. The target pods of the
+/// other guests start while the first guest moves.
 fn until_first_moves(leaving: &[EstimateInput], rate: DrainRate, now: Timestamp) -> Duration {
     if leaving.iter().any(|guest| guest.moves_since().is_some()) {
         return Duration::ZERO;
@@ -223,12 +223,12 @@ fn until_first_moves(leaving: &[EstimateInput], rate: DrainRate, now: Timestamp)
     rate.lead().saturating_sub(passed.unwrap_or_default())
 }
 
-/// A guest that is to leave its node: input for the estimate of when one of them has left.
+/// A guest that is to leave its node: input for the estimate of when it has left.
 #[derive(Clone, Debug)]
 pub struct EstimateInput {
-    /// Its memory in bytes; `None`: assumed average.
+    /// Memory of the guest in bytes; `None`: the average is assumed.
     pub bytes: Option<u64>,
-    /// Its unfinished migration, if it has one.
+    /// The guest's unfinished migration, if it has one.
     pub migration: Option<Arc<VirtualMachineInstanceMigration>>,
 }
 
@@ -274,7 +274,7 @@ impl EstimateInput {
 }
 
 /// Returns how long it takes until a guest has left its node, which `others` leave, too. `None` if nothing was measured
-/// yet, or if it takes longer than expected. Others without a migration go after it.
+/// yet, or if the migration takes longer than expected. Other guests without a migration leave after this guest.
 pub fn time_left(
     own: &EstimateInput,
     others: &[EstimateInput],
@@ -301,8 +301,8 @@ pub fn time_left(
     Some(lanes.next(own_left))
 }
 
-/// Returns the estimate to report. The reported one is kept until it is clearly wrong, so that it does not change every
-/// second.
+/// Returns the estimate to report. The reported estimate is kept until it is clearly wrong, so that it does not change
+/// every second.
 pub(super) fn steady(reported: Option<Time>, newest: Option<Time>, now: Timestamp) -> Option<Time> {
     let (Some(before), Some(after)) = (&reported, &newest) else {
         return newest;
@@ -483,7 +483,7 @@ mod tests {
                 vec![without_migration.clone(), without_migration],
                 Some(10),
             ),
-            // It takes longer than expected, so the end is unknown.
+            // The migration takes longer than expected, so the end is unknown.
             (leaving(0, Some(11)), vec![], None),
             // The overdue guest may finish at any moment.
             (

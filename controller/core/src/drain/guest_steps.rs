@@ -43,13 +43,13 @@ const MAX_MESSAGE_CHARS: usize = 512;
 /// The situation of a guest in a drain.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Situation {
-    /// Its state; `None` if nothing requests it to leave.
+    /// State of the guest; `None` if nothing requests the guest to leave.
     pub state: Option<EvacuationState>,
-    /// The requester.
+    /// The requester of the guest's departure.
     pub requester: Option<DrainRequest>,
     /// Steps to take at once.
     pub steps: Vec<DrainStep>,
-    /// When to evaluate it again without a change.
+    /// When to evaluate the guest again without a change.
     pub wake: Option<Timestamp>,
 }
 
@@ -129,10 +129,10 @@ pub(super) fn situation(guest: &DrainedGuest<'_>, marks: NodeMarks, attempts: At
         };
     }
     let before = match (marked, evacuation_request::evacuation(instance)) {
-        // It has left that node.
+        // The guest has left the node that it was marked to leave.
         (Some(marked), _) if Some(marked) != node => return cancelled(guest, marks),
         (Some(_), Some(evacuation)) if !marks.holds(evacuation.requested_by) => return cancelled(guest, marks),
-        // Clients made for KubeVirt set the node alone.
+        // Clients written for KubeVirt set the node only.
         (Some(_), None) => {
             let requester = evacuation_request::requester(marks.cordoned, marks.tainted, marks.in_maintenance);
             return to_be_marked(guest, requester, now);
@@ -393,7 +393,7 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> EvacuationState {
     }
 }
 
-/// Returns the condition of a migration that waits for something before its sides are named.
+/// Returns the condition with the reason why a migration waits before its source and target are named.
 fn waiting(migration: &VirtualMachineInstanceMigration) -> Option<&Condition> {
     let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
     find(conditions.unwrap_or_default(), WAITING).filter(|condition| {
@@ -434,11 +434,12 @@ fn counted(mark: &Evacuation, guest: &DrainedGuest<'_>) -> Evacuation {
             Some(last) => (last.at, &last.uid) < (failure.at, &failure.uid),
         };
         if !is_news {
-            // Clocks of replicas differ. The next attempt would have the name of this one, and could not be created.
+            // Clocks of replicas differ, so the failure may be new all the same. If it were not counted, the next
+            // attempt would get the name of this migration, and could not be created.
             if name != migration_name(guest.instance, Some(&counted), 0) {
                 continue;
             }
-            // Not earlier than what was counted before, so that no failure counts twice.
+            // The time is later than that of the last counted failure, so that no failure counts twice.
             let last = counted.last_failure.as_ref();
             failure.at = last.map_or(counted.requested_at, |last| after(last.at, CLOCK_STEP));
         }

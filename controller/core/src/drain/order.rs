@@ -43,7 +43,7 @@ impl<'a> Candidate<'a> {
         let metadata = &self.guest.instance.metadata;
         let annotations = metadata.annotations.as_ref();
         let source = annotations.and_then(|annotations| annotations.get(EVICTION_SOURCE));
-        // The descheduler only rebalances. No user waits for that.
+        // The descheduler only rebalances pods, and no user waits for that.
         let is_tidying = source.is_some_and(|source| source == DESCHEDULER)
             && evacuation_request::evacuation(self.guest.instance)
                 .is_some_and(|mark| mark.requested_by == DrainRequest::Eviction);
@@ -107,7 +107,8 @@ pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &DrainInput<
     candidates
 }
 
-/// Returns which steps follow each other: the migrations of each node. All others are alone.
+/// Returns the steps as chains, in which each step follows the previous one: the migrations of each node form one
+/// chain, and each other step is a chain of its own.
 pub fn chains<'s>(steps: impl Iterator<Item = &'s DrainStep>) -> Vec<Vec<&'s DrainStep>> {
     let mut chains: Vec<Vec<&DrainStep>> = Vec::new();
     let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
@@ -129,7 +130,7 @@ pub fn chains<'s>(steps: impl Iterator<Item = &'s DrainStep>) -> Vec<Vec<&'s Dra
 struct WindowUse<'a> {
     cluster: usize,
     nodes: BTreeMap<&'a str, usize>,
-    /// Guests whose target pods are refused, by namespace. They are in no other number: a refusal has no deadline, so
+    /// Guests whose target pods are refused, by namespace. No other count includes them: a refusal has no deadline, so
     /// a few of them would hold up all others.
     refused: BTreeMap<&'a str, usize>,
 }

@@ -19,7 +19,7 @@ use crate::{
     vm_conditions::find,
 };
 
-/// At most this many guests are listed by name: an API server passes on 4096 characters of warnings in total.
+/// Maximum number of guests that are listed by name: an API server passes on 4096 characters of warnings in total.
 const MAX_LINES: usize = 15;
 
 /// Returns whether a Node requests a preview.
@@ -41,13 +41,13 @@ pub fn taint_note(key: &str) -> String {
 /// The expected effects on the guests of a node if it were drained now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast<'a> {
-    /// The guests that are not finished, each with what it would do.
+    /// The guests that have not ended, each with its expected state.
     pub guests: Vec<(&'a VirtualMachineInstance, RemainingGuest)>,
-    /// When the last of those that move would have moved; `None` if nothing moves, or it cannot be estimated.
+    /// When the last of the moving guests would have moved; `None` if no guest moves, or the time cannot be estimated.
     pub end: Option<Timestamp>,
 }
 
-/// Returns what would happen to the guests of a node if it were drained now.
+/// Returns the expected effects on the guests of a node if it were drained now.
 pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &DrainInput<'_>) -> Forecast<'a> {
     let left: Vec<(&DrainedGuest<'a>, RemainingGuest)> = node
         .guests
@@ -69,7 +69,7 @@ pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &DrainInput<'_>) -> Foreca
     }
 }
 
-/// Returns the same as lines for people: one about all guests, one about the end, and one for each guest.
+/// Returns the forecast as human-readable lines: one about all guests, one about the end, and one for each guest.
 pub fn preview(node: &DrainingNode<'_>, cluster: &DrainInput<'_>) -> Vec<String> {
     let Forecast { guests: left, end } = forecast(node, cluster);
     if left.is_empty() {
@@ -111,7 +111,7 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &DrainInput<'_>) -> Vec<String>
     lines
 }
 
-/// Returns which other nodes could take a guest.
+/// Returns the message about the other nodes that could take a guest; `None` if there is no such node.
 fn targets(instance: &VirtualMachineInstance) -> Option<&str> {
     let conditions = &instance.status.as_ref()?.conditions;
     find(conditions, types::MIGRATION_TARGET_AVAILABLE)

@@ -1,21 +1,21 @@
-//! The states of a guest that is to leave its node, and the stable reasons why it is still there.
+//! The states of a guest that is to leave its node, and the stable reasons why the guest is still on the node.
 
 use crate::vm_conditions::POD_TERMINATING;
 
 /// State of a guest that is to leave its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EvacuationState {
-    /// It is to leave, and is not marked yet.
+    /// The guest is to leave, and is not marked yet.
     ToBeMarked,
-    /// Nothing prevents its migration, and no migration exists.
+    /// Nothing prevents the guest's migration, and no migration exists.
     MayGo,
-    /// It is being migrated.
+    /// The guest is being migrated.
     Moving(String),
-    /// It waits.
+    /// The guest waits.
     Waiting(EvacuationCause, String),
-    /// It stays until a user intervenes.
+    /// The guest stays until a user intervenes.
     Blocked(EvacuationCause, String),
-    /// It is being shut down, or will be once it is evicted.
+    /// The guest is being shut down, or will be once it is evicted.
     ShuttingDown(EvacuationCause, String),
 }
 

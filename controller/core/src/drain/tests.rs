@@ -621,7 +621,7 @@ fn changed_circumstances_end_a_back_off_once() {
     let cases: [(Option<&str>, &[Round]); 5] = [
         (Some("masked"), &[("masked", false), ("masked", false)]),
         (Some("masked"), &[("masked", false), ("unmasked", true)]),
-        // They had changed before the attempt failed.
+        // The circumstances had changed before the attempt failed.
         (Some("unmasked"), &[("masked", true)]),
         // The change stays recorded, whatever follows.
         (Some("unmasked"), &[("masked", true), ("unmasked", true)]),

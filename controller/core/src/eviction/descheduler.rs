@@ -25,7 +25,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::evacuation_request;
 
-/// Annotates a new launcher pod for the descheduler. `strategy` is the one in force for its VMI.
+/// Annotates a new launcher pod for the descheduler. `strategy` is the eviction strategy in force for its VMI.
 pub fn annotate(pod: &mut Pod, strategy: EvictionStrategy) {
     if strategy != EvictionStrategy::None {
         let annotations = pod.metadata.annotations.get_or_insert_default();

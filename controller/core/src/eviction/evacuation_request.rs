@@ -1,7 +1,8 @@
 //! The evacuation request in a VMI's status: the node that it is to leave, and who requested it.
 //!
-//! It is written by the webhook when a pod is evicted, and by the drain planner. Both use the same field manager and
-//! always write the complete evacuation request. It is also removed completely, whichever of them has written which part.
+//! The request is written by the webhook when a pod is evicted, and by the drain planner. Both use the same field
+//! manager and always write the complete request. The request is also removed completely, whichever of them has written
+//! which part.
 //!
 //! When a guest arrives on another node, its evacuation request is overwritten in the same write as its node: the node
 //! name becomes empty, which means no evacuation request ([`of`]), and the condition becomes false. The requester and
@@ -29,8 +30,9 @@ pub fn of(instance: &VirtualMachineInstance) -> Option<&str> {
     node.filter(|node| !node.is_empty())
 }
 
-/// Returns the evacuation of a VMI that is marked. `None` for the mark of another client: KubeVirt's clients set the
-/// node name alone. The evacuation beside it may be that of an earlier request: the condition is false then.
+/// Returns the evacuation of a marked VMI. `None` if another client has marked the VMI: KubeVirt's clients set only the
+/// node name. The evacuation in the status may then be that of an earlier request, which the condition with status
+/// `False` shows.
 pub fn evacuation(instance: &VirtualMachineInstance) -> Option<&Evacuation> {
     of(instance)?;
     let status = instance.status.as_ref()?;
@@ -54,7 +56,7 @@ pub fn new(by: DrainRequest, now: Timestamp) -> Evacuation {
     }
 }
 
-/// Returns the part of a VMI's status that marks it, for server-side apply.
+/// Returns the part of a VMI's status that marks the VMI, for server-side apply.
 pub fn status(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacuation, now: Timestamp) -> Value {
     let before = instance.status.as_ref().map(|status| status.conditions.as_slice());
     // KubeVirt's texts.

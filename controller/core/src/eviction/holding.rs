@@ -20,8 +20,9 @@ pub const RELEASED_WITHIN: Duration = Duration::from_millis(250);
 /// same: a kubelet takes half a second when it is otherwise idle, and some seconds on a node whose processors are fully
 /// used.
 pub const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// Time limit for the whole review of an eviction: the hold, the end of the pod, and half a second. It is shorter than
-/// the webhook's `timeoutSeconds` (13), since an API server allows an eviction if the webhook does not respond.
+/// Time limit for the whole review of an eviction: the hold, the end of the pod, and half a second. The limit is
+/// shorter than the webhook's `timeoutSeconds` (13), since an API server allows an eviction if the webhook does not
+/// respond.
 pub const REVIEW_DEADLINE: Duration = HOLD
     .saturating_add(GONE_WITHIN)
     .saturating_add(Duration::from_millis(500));
@@ -33,7 +34,8 @@ pub const SETTLED_AFTER: Duration = Duration::from_secs(1);
 /// has moved.
 ///
 /// Keeps holding for a guest that may take half as long again as estimated. A drainer that is refused too early waits
-/// for the rest of its five seconds; if its guest moves just after the hold, it waits for all of them.
+/// for the rest of its five seconds; if its guest moves just after the hold, the drainer waits for the full five
+/// seconds.
 pub fn is_worth_holding(held: Duration, left: Option<Duration>) -> bool {
     left.is_none_or(|left| left.saturating_mul(3) / 2 <= HOLD.saturating_sub(held))
 }

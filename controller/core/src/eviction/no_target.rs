@@ -1,5 +1,5 @@
-//! Decides when a guest is shut down because no other node can take it: one with the strategy `LiveMigrateIfPossible`, or
-//! with `LiveMigrate` and the fallback ([`may_restart`]).
+//! Decides when a guest is shut down because no other node can take it: a guest with the strategy
+//! `LiveMigrateIfPossible`, or with `LiveMigrate` and the fallback ([`may_restart`]).
 //!
 //! ```text
 //!  marked to leave ──┐
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! `MigrationTargetAvailable` is false only if no node has room for the guest alone. So other guests of the same drain
-//! that are waiting for placement do not cause a shutdown; pods that are being deleted take no room there either. The
-//! delay covers short outages: a restart of a node's kubelet, an update of an agent.
+//! that wait for placement do not cause a shutdown; nor do pods that are being deleted, which take no room. The delay
+//! covers short outages: a restart of a node's kubelet, an update of an agent.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::{conditions::ConditionStatus, vm_conditions::find};
 /// Time without a possible target node after which a guest is shut down instead: three attempts of `kubectl drain`,
 /// which retries every 5 s.
 pub const SETTLED: Duration = Duration::from_secs(15);
-/// Reason of the condition while the guest's CPU is unknown. It implies nothing about other nodes.
+/// Reason of the condition while the guest's CPU is unknown. This reason implies nothing about other nodes.
 const NOT_KNOWN: &str = "GuestCPUUnknown";
 
 /// Returns from when on a guest may be shut down because no other node can take it; `None` if it may not.

@@ -5,13 +5,13 @@
 //!                                 ├─▶ its guest may be shut down, or has ended in a pod that stays ─▶ deleted
 //!                                 └─▶ a foreign PDB selects the pod too ─▶ deleted, and reported
 //! ```
-//!
-//! The PDB is owned by its pod, and Kubernetes deletes it with the pod, whether or not a controller is running. It is
-//! created right after the pod, before a guest is in it: an agent starts or receives a guest only after a controller
-//! has permitted it, and while a controller runs, the webhooks respond, too. A new leader creates missing PDBs.
+//! The PDB is owned by its pod, and Kubernetes deletes it with the pod, whether or not a controller is running. The PDB
+//! is created right after the pod, before a guest is in the pod: an agent starts or receives a guest only after a
+//! controller has permitted it, and while a controller runs, the webhooks respond, too. A new leader creates missing
+//! PDBs.
 //!
 //! There is one PDB per pod, because a pod that two PDBs select cannot be evicted at all: the eviction fails with an
-//! internal error, at which drainers give up.
+//! internal error, upon which drainers abort.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Compares the PDBs of a VMI's pods with the ones that they need.
+//! Compares the PDBs of a VMI's pods with the PDBs that the pods need.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,9 +28,9 @@ const GOES_WITHIN: Duration = Duration::from_secs(5);
 pub struct PodPdbs {
     /// The pod.
     pub pod: Arc<Pod>,
-    /// Drydock's PDB that protects it.
+    /// Drydock's PDB that protects the pod.
     pub own: Option<Arc<PodDisruptionBudget>>,
-    /// A foreign PDB that selects it.
+    /// A foreign PDB that selects the pod.
     pub foreign: Option<Arc<PodDisruptionBudget>>,
 }
 
@@ -43,11 +43,11 @@ pub struct ObservedPdbs<'a> {
     pub instance: &'a VirtualMachineInstance,
     /// The eviction strategy in force.
     pub strategy: EvictionStrategy,
-    /// Its pods.
+    /// Pods of the VMI, with their PDBs.
     pub pods: &'a [PodPdbs],
 }
 
-/// The changes to make.
+/// The changes to the PDBs of a VMI.
 #[derive(Clone, Debug, Default)]
 pub struct PdbPlan {
     /// Pods whose PDB is missing.
@@ -81,7 +81,7 @@ pub fn plan(observed: &ObservedPdbs<'_>) -> PdbPlan {
                 (None, None) => plan.create.push(Arc::clone(pod)),
                 (None, Some(_)) => {}
             }
-            // By then the migratability is known, or the VMI counts as not migratable.
+            // By then, the migratability is known, or the VMI counts as not migratable.
             wakes.extend(grace_end(created_at(pod)).filter(|end| now < *end));
             wakes.extend(shut_down_from(instance, strategy).filter(|from| now < *from));
             continue;

@@ -9,13 +9,13 @@ use jiff::Timestamp;
 
 use crate::guest_agent::FROZEN;
 
-/// Sets that the file systems are frozen, or about to be, and when they are thawed.
+/// Records that the file systems are frozen, or about to be, and when they are thawed.
 pub fn set(status: &mut VirtualMachineInstanceStatus, thaw_at: Option<Timestamp>) {
     status.fs_freeze_status = Some(FROZEN.to_owned());
     status.drydock.get_or_insert_default().thaw_at = thaw_at;
 }
 
-/// Sets that the file systems are not frozen.
+/// Records that the file systems are not frozen.
 pub fn clear(status: &mut VirtualMachineInstanceStatus) {
     status.fs_freeze_status = None;
     if let Some(drydock) = &mut status.drydock {
@@ -44,15 +44,16 @@ pub fn thaw_at(status: &VirtualMachineInstanceStatus) -> Option<Timestamp> {
 /// An earlier freeze, according to the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EarlierFreeze {
-    /// There is none.
+    /// The status shows no earlier freeze.
     None,
-    /// It lasts, unless the guest agent reports otherwise: file systems may have been thawed without the status showing it.
+    /// The freeze lasts, unless the guest agent reports otherwise: file systems may have been thawed without the status
+    /// showing it.
     Lasts,
-    /// Its thaw is due: its time is over, or it has failed.
+    /// The thaw of the freeze is due. A thaw that has failed remains due.
     ThawDue,
 }
 
-/// Returns what the status shows of an earlier freeze when another one is requested.
+/// Returns the earlier freeze that the status shows when another freeze is requested.
 pub fn earlier(status: &VirtualMachineInstanceStatus, now: Timestamp) -> EarlierFreeze {
     match (is_frozen(status), thaw_at(status)) {
         (false, _) => EarlierFreeze::None,

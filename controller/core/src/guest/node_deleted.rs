@@ -52,22 +52,23 @@ const _: () = {
 /// State of a guest with respect to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEndState {
-    /// It has never run in this pod, or has ended.
+    /// The guest has never run in this pod, or has ended.
     Over,
-    /// It runs on another node, or its migration decides where it continues.
+    /// The guest runs on another node, or its migration decides where it continues.
     Left,
-    /// It runs.
+    /// The guest runs.
     Running,
-    /// It is being migrated to another node.
+    /// The guest is being migrated to another node.
     Leaving,
-    /// It exists and does not run, or libvirt does not report whether it runs.
+    /// The guest exists and does not run, or libvirt does not report whether it runs.
     Still,
 }
 
 /// Returns the state of a guest of which the libvirt of a named pod has no domain. `recorded` is whether the instance
 /// names the pod as the one in which its guest runs.
 pub fn without_domain(phase: Phase, recorded: bool) -> GuestEndState {
-    // A migration may bring the guest at any time, and the controller relies on the report that nothing runs here.
+    // A migration may bring the guest at any time, and the controller relies on the report that nothing runs in this
+    // pod.
     let is_awaited = phase >= Phase::Running && !recorded;
     if is_awaited {
         GuestEndState::Left
@@ -76,7 +77,7 @@ pub fn without_domain(phase: Phase, recorded: bool) -> GuestEndState {
     }
 }
 
-/// Returns the same for the pod with this UID of an instance.
+/// Returns the state of an instance's guest of which the libvirt of the pod with this UID has no domain.
 pub fn without_domain_in(instance: &VirtualMachineInstance, pod_uid: &str) -> GuestEndState {
     let status = instance.status.as_ref();
     let drydock = status.and_then(|status| status.drydock.as_ref());
@@ -92,7 +93,7 @@ pub struct ObservedDeletion {
     pub guest: GuestEndState,
     /// Time since the deletion of the Node was confirmed.
     pub passed: Duration,
-    /// Grace period of its pod.
+    /// Grace period of the guest's pod.
     pub grace: Duration,
     /// Last press of the power button, as time since the confirmation.
     pub pressed: Option<Duration>,
@@ -101,11 +102,11 @@ pub struct ObservedDeletion {
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeletionStep {
-    /// Report its end.
+    /// Report the end of the guest.
     Report,
-    /// Press its power button.
+    /// Press the guest's power button.
     PressPowerButton,
-    /// Destroy it.
+    /// Destroy the guest.
     Destroy,
     /// Do nothing until something changes or this time has passed since the confirmation.
     Wait(Option<Duration>),
@@ -120,7 +121,7 @@ pub fn step(observed: &ObservedDeletion) -> DeletionStep {
         GuestEndState::Running | GuestEndState::Leaving | GuestEndState::Still if observed.passed >= end => {
             DeletionStep::Destroy
         }
-        // A leaving guest is on its way to a node where it may run; a paused one does not react to the button.
+        // A leaving guest is being migrated to a node where it may run; a paused guest does not react to the button.
         GuestEndState::Leaving | GuestEndState::Still => DeletionStep::Wait(Some(end)),
         GuestEndState::Running => match observed.pressed.map(|pressed| pressed + PRESS_AGAIN) {
             Some(again) if observed.passed < again => DeletionStep::Wait(Some(again.min(end))),

@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::Pod;
 pub enum FoundDomain {
     /// No domain.
     Absent,
-    /// A domain that this libvirtd has never started. A domain that ran under an earlier libvirtd and has ended is shown
-    /// like this, too; no agent meets it, since a launcher starts no libvirtd after its guest has ended.
+    /// A domain that this libvirtd has never started. A domain that ran under an earlier libvirtd and has ended is
+    /// shown like this, too; no agent encounters it, since a launcher starts no libvirtd after its guest has ended.
     Defined,
     /// A domain that runs or has run.
     HasRun,
@@ -53,13 +53,13 @@ impl ObservedStart {
 
 /// Returns whether the agent may start the guest.
 pub fn may_start(observed: &ObservedStart) -> bool {
-    // From Running on, the guest has run: here, or on the node that it is about to come from.
+    // From Running on, the guest has run: on this node, or on the node from which it is about to arrive.
     observed.phase < Phase::Running
         // The controller relies on the report, and may have started another instance.
         && !observed.end_reported
         // The guest has run, and its start may not be reported yet.
         && observed.domain != FoundDomain::HasRun
-        // A guest that is to end at once would only boot and be destroyed. It would run once nevertheless.
+        // A guest that is to end at once would only boot and be destroyed, but would have run once nevertheless.
         && !observed.instance_deleted
         && !observed.pod_deleted
 }

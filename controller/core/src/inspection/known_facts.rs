@@ -20,11 +20,11 @@ pub type InspectedFacts = (NodeFacts, InspectionRecord);
 ///   and are replaced by those of each later inspection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnownFacts {
-    /// Found by this process.
+    /// Facts found by this process.
     found: Option<InspectedFacts>,
-    /// Whether `found` may lack what libvirt reports.
+    /// Whether `found` may lack the facts that libvirt reports.
     is_incomplete: bool,
-    /// Found by an earlier process.
+    /// Facts found by an earlier process.
     recovered: Option<InspectedFacts>,
     history: History,
     failure: Option<InspectionFailure>,

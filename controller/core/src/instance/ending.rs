@@ -16,8 +16,8 @@
 //!
 //! The pod's status decides only if the launcher does not or could not report whether its end was requested.
 //!
-//! A pod that is being deleted is gone a moment after its end, perhaps while no controller leads. Then the launcher's report
-//! is in the instance's status, from the agent of its node, which watches its pods all the time.
+//! A pod that is being deleted is gone a moment after its end, perhaps while no controller leads. Then the launcher's
+//! report is in the instance's status: the agent of the node, which watches its pods all the time, has copied it.
 
 use drydock_api::{
     kubevirt::Phase,
@@ -44,7 +44,7 @@ pub struct EndedGuest {
     pub message: String,
     /// Whether the cluster has ended the guest: its pod was evicted, preempted or deleted, or its node was shut down.
     pub evicted: bool,
-    /// Whether its kubelet evicted it, because of its resource usage or a shortage on its node.
+    /// Whether the kubelet evicted the pod, because of its resource usage or a shortage on its node.
     pub by_kubelet: bool,
 }
 
@@ -60,7 +60,7 @@ impl EndedGuest {
         }
     }
 
-    /// Returns the reason for that phase.
+    /// Returns the reason for the final phase.
     pub fn reason(&self) -> &'static str {
         match (self.evicted, self.outcome) {
             (true, _) if self.by_kubelet => EVICTED_BY_KUBELET,
@@ -94,7 +94,7 @@ pub fn ended(pod: &Pod) -> Option<EndedGuest> {
     if let Some(terminated) = terminated {
         let mut ended = reported(terminated, disrupted, had_to_go(pod));
         ended.by_kubelet = by_kubelet && ended.evicted;
-        // Why a kubelet evicted it, for example because memory or disk ran out.
+        // The kubelet's message states why it evicted the pod, for example because memory or disk ran out.
         if ended.evicted && !kubelet.is_empty() {
             let parts = [kubelet.trim_end_matches('.'), &ended.message];
             ended.message = parts.join("; ").trim_end_matches("; ").into();

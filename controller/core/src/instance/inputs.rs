@@ -7,11 +7,11 @@
 /// Reason of the kubelet's events about volumes that it cannot mount.
 pub const FAILED_MOUNT: &str = "FailedMount";
 
-/// The kubelet's cache lags behind, which resolves itself.
+/// Part of the message that the kubelet's cache lags behind, which resolves itself.
 const LATE: &str = "failed to sync";
 
-/// Returns a human-readable message about a volume that could not be mounted: `message` is the kubelet's, for a pod
-/// in `namespace`. `None` if the message describes nothing that a person could fix.
+/// Returns a human-readable message about a volume that could not be mounted: `message` is the kubelet's, for a pod in
+/// `namespace`. `None` if the message describes nothing that a user could fix.
 pub fn unmounted(message: &str, namespace: &str) -> Option<String> {
     if message.contains(LATE) || message.trim().is_empty() {
         return None;

@@ -847,7 +847,8 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
         if !left {
             continue;
         }
-        // That is no evacuation request and no change any more, but it is still applied along with any other change.
+        // The status neither has an evacuation request nor changes any more, but it is still applied along with any
+        // other change.
         let mut arrived = instance.clone();
         let status = arrived.status.as_mut().unwrap();
         status

@@ -1,8 +1,8 @@
 //! Replacement of pods that have no node yet and were created under an earlier configuration.
 //!
-//! Such a pod may have requirements that no node meets any more, or that are less than its guest needs now. It is
-//! deleted and recreated, as nothing can run in it. A pod that is bound, or is being bound, is left alone, whatever
-//! it requires.
+//! Such a pod may have requirements that no node meets any more, or that no longer suffice for its guest. The pod is
+//! deleted and recreated, as nothing can run in it. A pod that is bound, or is being bound, is left alone, whatever it
+//! requires.
 
 use std::sync::Arc;
 

@@ -57,8 +57,8 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
     }
     if let Some(data) = volume.cloud_init() {
         return Some(DiskSource::CloudInitNoCloud(CloudInit {
-            // The same in each run of a virtual machine, and the same as KubeVirt's: cloud-init provisions a guest
-            // again if a disk contains another instance ID.
+            // The instance ID is the same in each run of a virtual machine, and the same as KubeVirt's: cloud-init
+            // provisions a guest again if a disk contains another instance ID.
             instance_id: format!("{name}.{namespace}"),
             hostname: hostname(input.instance),
             user_data: text(&data.user_data, &data.user_data_base64, data.secret_ref.as_ref()),
@@ -90,7 +90,7 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
     })
 }
 
-/// Returns the names of the Secrets with public keys of SSH that a volume for cloud-init carries.
+/// Returns the names of the Secrets with public keys of SSH that a volume for cloud-init contains.
 pub(super) fn key_secrets<'a>(spec: &'a VirtualMachineInstanceSpec, volume: &Volume) -> impl Iterator<Item = &'a str> {
     let (no_cloud, config_drive) = (
         volume.cloud_init_no_cloud.is_some(),

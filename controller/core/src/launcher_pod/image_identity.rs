@@ -1,5 +1,5 @@
-//! Records the image behind a containerDisk's tag when the guest starts, so that its migration's target gets the same
-//! image.
+//! Records the image behind a containerDisk's tag when the guest starts, so that the target of its migration gets the
+//! same image.
 //!
 //! Kubernetes reports the image of a *container*, but not of an image volume. So a container of the containerDisk's
 //! own image runs once, for a moment, beside a guest that has started: an ephemeral container (an image digest probe) that
@@ -183,7 +183,7 @@ fn digest_probe(
     EphemeralContainer {
         name: format!("{PROBE_PREFIX}{number}"),
         image: Some(disk.image.clone()),
-        // Even if the tag has been moved since: the probe is about the image that this node has.
+        // The tag may have been moved since; the probe is about the image that this node has.
         image_pull_policy: Some("IfNotPresent".into()),
         command: Some(command),
         security_context: Some(security::container()),

@@ -31,7 +31,7 @@ use super::{
     resources, security,
 };
 
-/// Name prefix of these containers.
+/// Name prefix of the init containers that resolve tags.
 const NEWEST: &str = "newest-image-";
 
 /// Returns the containers that run before the guest's, one for each image.

@@ -29,8 +29,8 @@ use serde_json::json;
 use super::{names::stable_uuid, resources};
 use crate::placement::requirements::Requirements;
 
-/// Annotation of a launcher pod: digest of what its instance and the configuration required of a node when it was
-/// created.
+/// Annotation of a launcher pod: digest of its requirements on a node, according to its instance and the configuration
+/// when it was created.
 pub const REQUIREMENTS_DIGEST: &str = "drydock.dev/requirements-digest";
 
 /// Returns the manifest's affinity with all requirements on a node added to each of its ordinary terms.
@@ -94,8 +94,8 @@ pub(super) fn is_empty(term: &NodeSelectorTerm) -> bool {
     term.match_expressions.as_ref().is_none_or(Vec::is_empty) && term.match_fields.as_ref().is_none_or(Vec::is_empty)
 }
 
-/// Returns the digest of what a pod of this instance would require of a node: its ordinary terms and its resources.
-/// The same input gives the same digest; fields that the API server fills in are not part of it.
+/// Returns the digest of the requirements that a pod of this instance would have on a node: its ordinary terms and its
+/// resources. The same input gives the same digest; fields that the API server fills in are not part of it.
 pub fn requirements_digest(spec: &VirtualMachineInstanceSpec, requirements: &Requirements, emulation: bool) -> String {
     let affinity = for_scheduling(spec.affinity.clone(), requirements);
     let required = affinity

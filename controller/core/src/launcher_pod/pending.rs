@@ -31,14 +31,14 @@ pub struct Hindrance {
     pub reason: String,
     /// Kubernetes' message, or our own if it has none.
     pub message: String,
-    /// Whether no node has been found for the pod; otherwise something fails on its node.
+    /// Whether no node has been found for the pod; otherwise, the obstacle is on its node.
     pub unscheduled: bool,
 }
 
 /// State of a pod that is starting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartingPod {
-    /// The obstacle that prevents it from running, if there is one.
+    /// The obstacle that prevents the pod from running, if there is one.
     pub hindrance: Option<Hindrance>,
     /// When the pod has to be checked again although it has not changed.
     pub wake: Option<Timestamp>,
@@ -77,7 +77,8 @@ impl Hindrance {
     }
 }
 
-/// Returns what prevents a pod from running; nothing for a pod that has ended, is being deleted, or starts normally.
+/// Returns the state of a pod that is starting. A pod that has ended, is being deleted, or starts normally has no
+/// obstacle.
 pub fn pending(pod: &Pod, now: Timestamp) -> StartingPod {
     if ended(pod).is_some() || pod.metadata.deletion_timestamp.is_some() {
         return StartingPod::default();
@@ -192,7 +193,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     init.into_iter().chain(main).flatten()
 }
 
-/// Returns why a container does not start, unless it just takes time.
+/// Returns why a container does not start, unless its start just takes time.
 fn failing(container: &ContainerStatus) -> Option<Hindrance> {
     let state = container.state.as_ref()?;
     if let Some(waiting) = &state.waiting {

@@ -49,7 +49,7 @@ pub(super) fn of(input: &PodInput<'_>) -> VolumeParts {
     let (mut names, launcher) = names(spec);
     let probes = input.arriving.is_none() && spec.volumes.iter().any(|volume| volume.container_disk.is_some());
     for (index, (secret, name)) in credential_volumes(spec).into_iter().enumerate() {
-        // Reserved, so that no other volume gets it.
+        // The name is reserved, so that no other volume gets it.
         names.take(&name);
         parts
             .1
@@ -66,7 +66,7 @@ pub(super) fn of(input: &PodInput<'_>) -> VolumeParts {
         add(&mut parts, &mut names, volume, input);
     }
     if probes {
-        // For containers that run from a disk's image.
+        // The launcher's image is for containers that run from a disk's image.
         parts
             .0
             .push(image(launcher, input.image.into(), PullPolicy::IfNotPresent));

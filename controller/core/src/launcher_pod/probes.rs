@@ -1,6 +1,6 @@
 //! The guest's probes, which its launcher runs (`agent/launcher/src/probes.rs` explains why).
 //!
-//! The container itself has none: the kubelet would probe passt or the launcher, and its time-outs on a busy node
+//! The container itself has no probes: the kubelet would probe passt or the launcher, and its time-outs on a busy node
 //! would count against the guest.
 
 use drydock_api::{
@@ -43,7 +43,7 @@ pub(crate) fn ports(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = u
         })
 }
 
-/// Returns `None` if the probe has no action or no valid port; admission refuses such probes.
+/// Returns the probe as the launcher runs it; `None` without an action or a valid port, which admission refuses.
 fn guest_probe(probe: &Probe, spec: &VirtualMachineInstanceSpec) -> Option<GuestProbe> {
     let action = match (&probe.http_get, &probe.tcp_socket) {
         (Some(get), _) => http(get, port(&get.port, spec)?),

@@ -25,11 +25,11 @@ const QEMU: u64 = 64 * MIB;
 const FOR_EACH_CPU: u64 = 8 * MIB;
 /// Video memory of a guest with a display, in bytes.
 const SCREEN: u64 = 16 * MIB;
-/// Memory in bytes of that cache and its bookkeeping.
+/// Memory in bytes of the cache of translated code in emulation, and of its bookkeeping.
 const EMULATION: u64 = (TRANSLATION_CACHE + 32) * MIB;
 /// Kernel memory in bytes for the open ports of an interface that lists none.
 const USUAL_PORTS: u64 = 36 * MIB;
-/// Memory of EFI's code and variables, of which QEMU keeps copies.
+/// Memory in bytes of EFI's code and variables, of which QEMU keeps copies.
 const EFI: u64 = 16 * MIB;
 /// One byte of page tables for each 512 bytes of guest memory.
 const PAGE_TABLES: u64 = 512;

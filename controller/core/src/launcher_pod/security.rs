@@ -21,7 +21,7 @@ pub(super) fn pod(app_armor: Option<&str>) -> PodSecurityContext {
         run_as_group: Some(UID),
         run_as_non_root: Some(true),
         fs_group: Some(UID),
-        // Otherwise volumes with many files would be walked at each start.
+        // With another policy, the kubelet would walk volumes with many files at each start.
         fs_group_change_policy: Some("OnRootMismatch".into()),
         // passt, which is not root, listens on a guest's well-known ports. The sysctl is namespaced, safe, and set by
         // container runtimes by default anyway.
@@ -37,7 +37,7 @@ pub(super) fn pod(app_armor: Option<&str>) -> PodSecurityContext {
     }
 }
 
-/// Returns the security context of its container.
+/// Returns the security context of the launcher's container.
 pub(super) fn container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),

@@ -30,22 +30,22 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 pub struct TargetPodInput<'a> {
     /// UID of the migration.
     pub uid: &'a str,
-    /// Its name.
+    /// Name of the migration.
     pub name: &'a str,
-    /// Number of its pods that kubelets have rejected: each new pod gets a new name.
+    /// Number of the migration's pods that kubelets have rejected: each new pod gets a new name.
     pub rejected: usize,
     /// Nodes to avoid if possible: they have the maximum number of incoming migrations, or are reserved for guests with
     /// fewer alternatives.
     pub avoided: &'a [String],
-    /// Whether its images are the manifest's references, whatever these resolve to by now.
+    /// Whether the pod's images are the manifest's references, whatever these resolve to by now.
     pub by_manifest: bool,
     /// Nodes that are being drained and that the pod could otherwise be scheduled on.
     pub leaving: &'a [String],
 }
 
 impl TargetPodInput<'_> {
-    /// Returns the text that the name and the host UUID of its pod are derived from: the same each time, so that a
-    /// controller that does not remember the pod finds it again.
+    /// Returns the text that the name and the host UUID of the migration's pod are derived from: the same each time, so
+    /// that a controller that does not remember the pod finds it again.
     pub fn identity(&self) -> String {
         match self.rejected {
             0 => self.uid.to_owned(),

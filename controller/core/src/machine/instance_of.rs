@@ -27,8 +27,8 @@ pub fn instance_of(machine: &VirtualMachine) -> VirtualMachineInstance {
     instance
 }
 
-/// Returns an instance without a name: labels, annotations and spec of a template. It already has the finalizer that
-/// its pods require, which saves a write.
+/// Returns an instance without a name: labels, annotations and spec of a template. The instance already has the
+/// finalizer that its pods require, which saves a write.
 pub(crate) fn of_template(template: &InstanceTemplate) -> VirtualMachineInstance {
     let given = template.metadata.clone().unwrap_or_default();
     VirtualMachineInstance {

@@ -11,27 +11,27 @@ use crate::{
 /// KubeVirt's printable statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Printable {
-    /// It does not run and is not about to start.
+    /// The machine does not run and is not about to start.
     Stopped,
-    /// Its volumes are being created.
+    /// The volumes of the machine are being created.
     Provisioning,
-    /// Its guest is starting.
+    /// The guest of the machine is starting.
     Starting,
-    /// Its guest runs.
+    /// The guest of the machine runs.
     Running,
-    /// Its guest is paused.
+    /// The guest of the machine is paused.
     Paused,
-    /// Its instance is being deleted.
+    /// The instance of the machine is being deleted.
     Stopping,
-    /// It is being deleted.
+    /// The machine is being deleted.
     Terminating,
-    /// Its guest did not start; the next attempt is delayed.
+    /// The guest of the machine did not start; the next attempt is delayed.
     CrashLoopBackOff,
-    /// Its guest is being migrated to another node.
+    /// The guest of the machine is being migrated to another node.
     Migrating,
-    /// The state is unknown.
+    /// The state of the machine is unknown.
     Unknown,
-    /// No node can run it.
+    /// No node can run the machine.
     ErrorUnschedulable,
     /// An image cannot be pulled.
     ErrImagePull,
@@ -133,7 +133,7 @@ fn of_live(instance: &VirtualMachineInstance, migrating: bool) -> Printable {
     }
 }
 
-/// Returns the status for what prevents a guest from starting, if KubeVirt has a specific one.
+/// Returns the status for the obstacle that prevents a guest from starting, if KubeVirt has a specific status for it.
 fn hindrance(conditions: &[Condition]) -> Option<Printable> {
     let fails = |type_| find(conditions, type_).filter(|condition| condition.status == "False");
     let text = |text: &Option<String>| text.clone().unwrap_or_default();

@@ -2,7 +2,7 @@
 //!
 //! Only an instance whose guest never ran counts. An instance that was evicted before its guest ran does not count,
 //! since nothing is wrong with it. An instance that its kubelet evicted counts even if its guest ran: it exceeded its
-//! resources, or its node lacks some, and either may continue.
+//! resources, or its node lacks resources, and either may continue.
 
 use std::time::Duration;
 

@@ -8,9 +8,9 @@
 //! | Once | create | leave | leave | leave | leave |
 //! | Halted | leave | delete | delete | delete | delete |
 //!
-//! It is KubeVirt's table, except for the last column: in KubeVirt, a guest that shut down cleanly because its node
-//! was drained, or its pod deleted, counts as shut down of its own accord. `Manual` and `Once` never start a
-//! guest without a request, whatever ended it: that is why users choose them.
+//! The table is KubeVirt's, except for the last column: in KubeVirt, a guest that shut down cleanly because its node
+//! was drained, or its pod deleted, counts as shut down of its own accord. `Manual` and `Once` never start a guest
+//! without a request, whatever ended it: that is why users choose them.
 
 use drydock_api::kubevirt::{
     RunStrategy,
@@ -20,31 +20,31 @@ use drydock_api::kubevirt::{
 /// State of the instance with a machine's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It does not exist.
+    /// The instance does not exist.
     Absent,
-    /// It belongs to another owner.
+    /// The instance belongs to another owner.
     Foreign,
-    /// It is being deleted.
+    /// The instance is being deleted.
     Leaving,
-    /// Its guest has ended.
+    /// The guest of the instance has ended.
     Final {
-        /// Whether it ended other than by shutting down cleanly.
+        /// Whether the guest ended other than by shutting down cleanly.
         failed: bool,
-        /// Whether the cluster has ended it: by an eviction, a deletion of its pod, or a shutdown of its node.
+        /// Whether the cluster has ended the guest: by an eviction, a deletion of its pod, or a shutdown of its node.
         evicted: bool,
     },
-    /// Its guest runs, or will run.
+    /// The guest of the instance runs, or will run.
     Live,
 }
 
 /// The requests for a machine's present instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestedChanges {
-    /// Stop it.
+    /// Whether a stop of the present instance is requested.
     pub stop: bool,
-    /// Stop an instance that is not the present one.
+    /// Whether a stop of an instance that is not the present one is requested.
     pub stop_of_another: bool,
-    /// Start it.
+    /// Whether a start is requested.
     pub start: bool,
     uid: Option<String>,
 }
@@ -75,11 +75,11 @@ impl RequestedChanges {
 /// The action for the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceDecision {
-    /// Leave it alone.
+    /// Leave the instance alone.
     Rest,
-    /// Create it.
+    /// Create the instance.
     Start,
-    /// Delete it.
+    /// Delete the instance.
     End(DeletionReason),
 }
 
@@ -88,7 +88,7 @@ pub enum InstanceDecision {
 pub enum DeletionReason {
     /// The machine is to be halted.
     Halted,
-    /// A user requested it.
+    /// A user requested that the machine is stopped.
     StopRequested,
     /// The guest has ended, and will not run again.
     Finished,
@@ -111,7 +111,7 @@ impl DeletionReason {
     }
 }
 
-/// Decides what to do with the instance. `is_new`: this run strategy was not in force before.
+/// Decides whether the instance is created, deleted or left alone. `is_new`: this run strategy was not in force before.
 pub fn decide(
     strategy: RunStrategy,
     standing: Standing,
@@ -128,7 +128,7 @@ pub fn decide(
             Always => InstanceDecision::End(DeletionReason::RunAgain),
             RerunOnFailure if (failed || evicted) && !requested.stop => InstanceDecision::End(DeletionReason::RunAgain),
             RerunOnFailure => InstanceDecision::End(DeletionReason::Finished),
-            // The next start is a new one, without the previous instance.
+            // The next start creates a new instance, so the previous one is deleted.
             Manual if requested.stop || requested.start => InstanceDecision::End(DeletionReason::StopRequested),
             Once if requested.stop => InstanceDecision::End(DeletionReason::StopRequested),
             Manual | Once | Halted => InstanceDecision::Rest,

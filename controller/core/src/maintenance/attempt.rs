@@ -19,7 +19,7 @@ pub enum EvictionResult {
     Gone,
     /// A PDB forbids the eviction.
     BlockedByPdb(String),
-    /// An admission webhook (or the API server's own load) defers it.
+    /// An admission webhook (or the API server's own load) defers the eviction.
     Deferred(String),
     /// Several PDBs match the pod; Kubernetes does not evict such a pod.
     SeveralPdbs(String),
@@ -74,7 +74,7 @@ pub struct Attempt {
     pub result: Option<EvictionResult>,
     /// Whether the next request is in flight.
     pub in_flight: bool,
-    /// Whether the obstacle has changed since then.
+    /// Whether the obstacle has changed since the last response.
     pub unblocked: bool,
 }
 

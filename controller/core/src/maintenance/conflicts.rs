@@ -1,5 +1,5 @@
-//! Which of several maintenances of one node counts. Admission allows only one; two can exist from before, or because
-//! webhooks were disabled.
+//! Which of several maintenances of one node counts. Admission allows only one maintenance of a node, but several can
+//! exist if they were created before that rule, or while webhooks were disabled.
 
 use drydock_api::maintenance::NodeMaintenance;
 

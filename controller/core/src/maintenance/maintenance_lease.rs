@@ -1,14 +1,15 @@
 //! The node's Lease, which lets only one controller at a time work on a node: remediators of the same family respect
-//! it.
+//! the Lease.
 //!
 //! ```text
 //!  none, or not valid ─▶ taken         another's, valid ─▶ waited for, or lost if it was ours
 //!  ours ─▶ held, renewed every 20 minutes while the maintenance lasts
 //! ```
 //!
-//! It is lost only if another holder has it, or if the API server has refused its renewal for [`LOST_AFTER`].
+//! The Lease is lost only if another holder has it, or if the API server has refused its renewal for [`LOST_AFTER`].
 //!
-//! The two operators use different names and release it differently; remediators written for either depend on that:
+//! The two operators use different names and release the Lease differently; remediators written for either depend on
+//! that:
 //!
 //! | group | name | at the end |
 //! |---|---|---|
@@ -31,28 +32,29 @@ pub const DURATION_SECONDS: i32 = 3600;
 pub const RENEW_EVERY: SignedDuration = SignedDuration::from_secs(1200);
 /// Interval of the attempts to write a Lease that could not be written.
 pub const RETRY: SignedDuration = SignedDuration::from_secs(15);
-/// A Lease whose renewal has been refused for this long counts as lost. An API server that is unreachable, overloaded or
-/// failing does not count: other clients can hardly take the Lease then, and once one has, it is lost at once.
+/// A Lease whose renewal has been refused for this long counts as lost. An API server that is unreachable, overloaded
+/// or failing does not count: other clients can hardly take the Lease then. A Lease that another client has taken is
+/// lost at once.
 pub const LOST_AFTER: SignedDuration = SignedDuration::from_secs(600);
 
 /// State of a node's Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// We hold it.
+    /// Drydock holds the Lease.
     Held {
-        /// When to renew it.
+        /// When to renew the Lease.
         renew: Timestamp,
     },
-    /// It has to be created, taken or renewed.
+    /// The Lease has to be created, taken or renewed.
     ToWrite {
-        /// Whether it exists.
+        /// Whether the Lease exists.
         exists: bool,
     },
-    /// Another client holds it.
+    /// Another client holds the Lease.
     HeldByOther {
-        /// The holder.
+        /// The holder of the Lease.
         holder: String,
-        /// End of its validity, unless it is renewed.
+        /// End of the Lease's validity, unless it is renewed.
         until: Timestamp,
     },
 }
@@ -62,25 +64,26 @@ pub enum LeaseState {
 pub struct LeaseFailure {
     /// The API server's message.
     pub why: String,
-    /// Whether it refused the write, such as by a policy. Otherwise it was overloaded or failed itself.
+    /// Whether the API server refused the write, for example by a policy. Otherwise, it was overloaded or failed
+    /// itself.
     pub is_refused: bool,
 }
 
 /// A Lease to be written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeaseWrite {
-    /// Whether it replaces an existing one; the Lease then has a resourceVersion.
+    /// Whether the write replaces an existing Lease; the new Lease then has a resourceVersion.
     pub exists: bool,
     /// The Lease, without its namespace.
     pub lease: Lease,
 }
 
-/// The action that releases a Lease that we hold.
+/// The action that releases a Lease that Drydock holds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LeaseRelease {
-    /// Delete it.
+    /// Delete the Lease.
     Delete,
-    /// Replace it with this one.
+    /// Replace the Lease with this one.
     Empty(Box<Lease>),
 }
 
@@ -97,14 +100,14 @@ pub fn node_of(name: &str) -> Option<&str> {
     name.strip_prefix("node-")
 }
 
-/// Returns whether we hold it, valid or not.
+/// Returns whether Drydock is the holder of a Lease, valid or not.
 pub fn is_ours(lease: Option<&Lease>) -> bool {
     lease
         .and_then(|lease| lease.spec.as_ref())
         .is_some_and(|spec| spec.holder_identity.as_deref() == Some(LEASE_HOLDER))
 }
 
-/// Returns how to release a Lease; `None` if we do not hold it, or have released it.
+/// Returns how to release a Lease; `None` if Drydock does not hold it, or has released it.
 pub fn release(group: Group, lease: Option<&Lease>) -> Option<LeaseRelease> {
     let lease = lease.filter(|lease| is_ours(Some(lease)))?;
     match group {

@@ -71,14 +71,14 @@ pub(super) fn label(node: &Node) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// A node's state before its maintenance began, limited to what a maintenance changes.
+/// A node's state before its maintenance began, limited to the properties that a maintenance changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before<'a> {
-    /// Whether it was unschedulable.
+    /// Whether the node was unschedulable.
     pub cordoned: bool,
-    /// Value of its label that keeps remediators off it.
+    /// Value of the node's label that keeps remediators off it.
     pub label: Option<&'a str>,
-    /// Keys of its taints.
+    /// Keys of the node's taints of a maintenance.
     pub taints: &'a [String],
 }
 
@@ -110,7 +110,7 @@ pub fn closed(node: &Node, group: Group) -> Option<Value> {
     let missing = wanted
         .into_iter()
         .filter(|key| !taints(node).iter().any(|taint| is(taint, key)));
-    // Without value and time, since other clients compare taints as a whole.
+    // The taints have neither value nor time, since other clients compare taints as a whole.
     let missing: Vec<Taint> = missing
         .map(|key| Taint {
             key: key.into(),
@@ -128,9 +128,9 @@ pub fn closed(node: &Node, group: Group) -> Option<Value> {
     patch.into_value()
 }
 
-/// Returns the merge patch that restores a node; `None` if that is done. Its state `before` stays or is restored, and
-/// so is what other clients have set meanwhile: a taint with a value or a time was not set by a maintenance, nor was
-/// a label that is not `true`. The taint of a cordon is removed with the cordon, as in Kubernetes.
+/// Returns the merge patch that restores a node; `None` if that is done. The patch restores the state `before` and
+/// keeps the changes of other clients: a taint with a value or a time was not set by a maintenance, nor was a label
+/// that is not `true`. The taint of a cordon is removed with the cordon, as in Kubernetes.
 pub fn opened(node: &Node, group: Group, before: &Before<'_>) -> Option<Value> {
     let mut patch = Patch::default();
     if label(node) == Some("true") && before.label != Some("true") {
@@ -181,16 +181,16 @@ impl Patch {
 /// from the start; `Drained` distinguishes the two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaintenanceStage {
-    /// It has not begun.
+    /// The maintenance has not begun.
     Planned,
-    /// It has begun.
+    /// The maintenance has begun.
     InProgress,
-    /// It is over.
+    /// The maintenance is over.
     Ended,
 }
 
-/// Returns the node's condition for a stage of its maintenance. It is applied alone, so that the one of the stage before goes.
-/// `maintenance` is the object's name.
+/// Returns the node's condition for a stage of its maintenance. The condition is applied alone, which removes the
+/// condition of the stage before. `maintenance` is the object's name.
 pub fn condition(stage: MaintenanceStage, maintenance: &str, now: Timestamp) -> Value {
     let (type_, status, reason, message) = match stage {
         MaintenanceStage::Planned => (
@@ -393,7 +393,7 @@ mod tests {
             (json!([{"type": PLANNED, "status": "False"}]), false),
             (json!([{"type": IN_PROGRESS, "status": "True"}]), true),
             (json!([{"type": IN_PROGRESS, "status": "False"}]), false),
-            // Another component plans the next one.
+            // Another component plans the next maintenance.
             (
                 json!([{"type": IN_PROGRESS, "status": "False"}, {"type": PLANNED, "status": "True"}]),
                 false,

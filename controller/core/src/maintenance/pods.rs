@@ -33,7 +33,7 @@ pub const LATE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// Known state for pods, besides the pods themselves.
 #[derive(Clone, Copy)]
 pub struct PodContext<'a> {
-    /// Returns whether the API server confirms that no DaemonSet of this namespace and name exists.
+    /// Returns whether the API server confirms that no DaemonSet with this namespace and name exists.
     pub daemon_set_is_gone: &'a dyn Fn(&str, &str) -> bool,
     /// All PDBs, at least those of the pods' namespaces.
     pub pdbs: &'a [Arc<PodDisruptionBudget>],
@@ -42,11 +42,11 @@ pub struct PodContext<'a> {
 /// Whether a pod has to leave, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodVerdict {
-    /// It has to leave.
+    /// The pod has to leave.
     Leaves,
-    /// A DaemonSet would recreate it.
+    /// A DaemonSet would recreate the pod.
     DaemonSet,
-    /// It is a mirror pod, created by the kubelet.
+    /// The pod is a mirror pod, created by the kubelet.
     Mirror,
 }
 
@@ -110,11 +110,11 @@ impl StayReason {
 /// A pod to be evicted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EvictionTarget {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID, which is a precondition.
+    /// UID of the pod, which is a precondition.
     pub uid: String,
     /// Grace period in seconds, if it overrides the pod's own.
     pub grace_period_seconds: Option<i64>,
@@ -123,17 +123,17 @@ pub struct EvictionTarget {
 /// A pod that has not left.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemainingPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Why it has not left.
+    /// Why the pod has not left.
     pub reason: StayReason,
     /// The last message of the API server.
     pub last_message: Option<String>,
     /// The disruption budget that blocks the eviction.
     pub blocker: Option<Blocker>,
-    /// When it ends at the latest, if it is terminating.
+    /// When the pod ends at the latest, if it is terminating.
     pub leaves_by: Option<Timestamp>,
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::conditions::{ConditionStatus, condition, find, holds, whole_seconds};
 
-/// Condition: the node is empty; if it is not, the reason is what the maintenance waits for, or why it failed.
+/// Condition: the node is empty; if it is not, the reason shows why the maintenance waits or has failed.
 pub const DRAINED: &str = "Drained";
 /// Condition: the node is closed to new pods.
 pub const CORDONED: &str = "Cordoned";
@@ -21,7 +21,7 @@ pub const LEASE_HELD: &str = "LeaseHeld";
 
 /// Reason of [`LEASE_HELD`]: another client holds the Lease, and the maintenance waits for it.
 const HELD_BY_OTHER: &str = "HeldByOther";
-/// Reason of [`LEASE_HELD`]: the API server refuses to renew the Lease. After ten minutes it is lost.
+/// Reason of [`LEASE_HELD`]: the API server refuses to renew the Lease. After ten minutes, the Lease is lost.
 const RENEWAL_FAILED: &str = "RenewalFailed";
 /// Reason of [`LEASE_HELD`]: the API server is overloaded or fails, so that the Lease is renewed later.
 const RENEWAL_DELAYED: &str = "RenewalDelayed";
@@ -31,8 +31,8 @@ const ACQUISITION_FAILED: &str = "AcquisitionFailed";
 const ENDED: &str = "Ended";
 /// Maximum number of pods in the message of a condition.
 const NAMED: usize = 3;
-/// A node that is not empty this long after its evictions began is logged as overdue. The operators' drain gives up,
-/// logs and restarts after this time.
+/// A node that is not empty this long after its evictions began is logged as overdue. The operators' drain aborts, logs
+/// and restarts after this time.
 const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// Phase of a maintenance.
@@ -125,20 +125,20 @@ impl MaintenanceFailure {
 /// State of the Lease to be reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseReport {
-    /// We hold it.
+    /// Drydock holds the Lease.
     Held,
-    /// This client holds it.
+    /// This other client holds the Lease.
     HeldByOther(String),
-    /// It cannot be written.
+    /// The Lease cannot be written.
     Failing {
-        /// Why.
+        /// Why the Lease cannot be written.
         failure: LeaseFailure,
         /// Whether a write has failed since the last report.
         is_new: bool,
     },
 }
 
-/// Returns whether the status reports that we held the Lease before.
+/// Returns whether the status reports that Drydock held the Lease before.
 pub fn held_lease(status: &NodeMaintenanceStatus) -> bool {
     let fails = |held: &Condition| [RENEWAL_FAILED, RENEWAL_DELAYED].contains(&held.reason.as_str());
     holds(&status.conditions, LEASE_HELD) || find(&status.conditions, LEASE_HELD).is_some_and(fails)
@@ -150,10 +150,11 @@ pub fn lease_refused_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> 
     (held.reason == RENEWAL_FAILED).then_some(held.last_transition_time.0)
 }
 
-/// Returns the reported reason why the Lease cannot be written, and when to try again; `None` if that is due.
+/// Returns the reported reason why the Lease cannot be written, and when to try again; `None` if the next attempt is
+/// due.
 ///
-/// There is one attempt in each interval of [`maintenance_lease::RETRY`], and reports of pods that are written in between delay it
-/// no further.
+/// There is one attempt in each interval of [`maintenance_lease::RETRY`]. Reports of pods that are written in between
+/// do not delay it further.
 pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(LeaseFailure, Timestamp)> {
     let held = find(&status.conditions, LEASE_HELD)?;
     if ![RENEWAL_FAILED, RENEWAL_DELAYED, ACQUISITION_FAILED].contains(&held.reason.as_str()) {
@@ -180,7 +181,8 @@ pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(
 pub fn is_untouched(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus, node: &Node) -> bool {
     let held = find(&before.conditions, LEASE_HELD);
     let waits = held.is_some_and(|held| [HELD_BY_OTHER, ACQUISITION_FAILED].contains(&held.reason.as_str()));
-    // By this one, which then lost the Lease before it reported that, or by the operator that had begun it.
+    // The node may be closed by this maintenance, which then lost the Lease before it reported that, or by the operator
+    // that had begun the maintenance.
     let drain_taint = seen.group.drain_taint();
     let is_closed = node_changes::own_taints(node, seen.group)
         .iter()
@@ -189,8 +191,8 @@ pub fn is_untouched(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStat
     waits && !is_closed && maintenance_lease::release(seen.group, seen.lease).is_none()
 }
 
-/// Records the state of a node again that was changed by others while the maintenance waited for the Lease. Returns
-/// `None` if what was recorded is still true.
+/// Records the state of a node again that other clients changed while the maintenance waited for the Lease. Returns
+/// `None` if the recorded state is still true.
 pub fn recorded_again(
     seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
@@ -198,7 +200,7 @@ pub fn recorded_again(
 ) -> Option<NodeMaintenanceStatus> {
     let mut after = before.clone();
     record(&mut after, seen.group, node);
-    // Not a report: `last_update` stays, so that the Lease is written at once.
+    // This change is not a report: `last_update` stays, so that the Lease is written at once.
     (is_untouched(seen, before, node) && after != *before).then_some(after)
 }
 
@@ -372,7 +374,7 @@ pub fn failed(
     after.conditions.insert(0, drained);
     after.last_error = Some(error);
     after.estimated_end = None;
-    // It is set once the node has been restored; after some failures there is nothing to restore.
+    // The completion time is set once the node has been restored; after some failures there is nothing to restore.
     after.completion_time = None;
     if !failure.is_final() {
         completed(&mut after, seen.now);
@@ -503,7 +505,7 @@ fn lease_condition(
                 after.error_on_lease_count = Some(before.error_on_lease_count.unwrap_or_default().saturating_add(1));
             }
             let (status, reason, what) = if held_lease(before) {
-                // Another status for each reason, so that the transition time is that of the first refusal.
+                // Each reason has another status, so that the transition time is that of the first refusal.
                 let (status, reason) = if failure.is_refused {
                     (ConditionStatus::False, RENEWAL_FAILED)
                 } else {
@@ -557,8 +559,8 @@ fn written(mut status: NodeMaintenanceStatus, now: Timestamp) -> NodeMaintenance
     status
 }
 
-/// Returns the status to write, or when to check again whether one is to be written. Numbers and lists are written
-/// once a second at most; changes that people wait for are written immediately.
+/// Returns the status to write, or when to check again whether one is to be written. Numbers and lists are written once
+/// a second at most; changes that users wait for are written immediately.
 pub fn worth_writing(
     before: &NodeMaintenanceStatus,
     after: NodeMaintenanceStatus,

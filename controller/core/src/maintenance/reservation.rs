@@ -20,7 +20,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 
-/// Validity of a reservation in seconds: longer than a request can take (API servers give up after 60 s).
+/// Validity of a reservation in seconds: longer than a request can take (API servers abort requests after 60 s).
 pub const DURATION_SECONDS: i32 = 75;
 
 /// Returns the name of a node's reservation.
@@ -85,7 +85,8 @@ pub fn is_stored(lease: &Lease, name: &str, object: &NodeMaintenance) -> bool {
     is_for(lease, name) && is_newer
 }
 
-/// Returns when a reservation expires. One without a time, or with a longer validity than ours, expires immediately.
+/// Returns when a reservation expires. A reservation without a time, or with a longer validity than Drydock's, expires
+/// immediately.
 pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
     let spec = lease.spec.as_ref();
     let renewed = spec.and_then(|spec| spec.renew_time.as_ref()).map(|renewed| renewed.0);

@@ -23,13 +23,13 @@ use super::record::MigrationRecord;
 /// The state of the VMI that is to be migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Instance {
-    /// Unknown whether the VMI exists.
+    /// It is unknown whether the VMI exists.
     Unknown,
     /// The API server confirmed that the VMI does not exist.
     Missing,
     /// The VMI has ended, or is being deleted.
     Ended,
-    /// Its guest does not run yet.
+    /// The guest of the VMI does not run yet.
     NotRunning,
     /// The VMI is not live-migratable.
     NotMigratable,
@@ -42,15 +42,15 @@ pub enum Instance {
 /// The state of the target pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetPodState {
-    /// The caches do not contain one, and the API server has not been queried.
+    /// The caches contain no target pod, and the API server has not been queried.
     Unknown,
     /// The API server confirmed that the pod does not exist.
     Missing,
     /// The pod is being scheduled, or its containers are starting.
     Coming,
-    /// Its containers run.
+    /// The containers of the pod run.
     Ready,
-    /// Its kubelet rejected it before a container existed, and another pod may be created
+    /// The kubelet rejected the pod before a container existed, and another pod may be created
     /// ([`rejected`](super::rejected)).
     Rejected,
     /// The pod is being deleted.
@@ -77,11 +77,11 @@ pub struct ClusterView {
     pub record: MigrationRecord,
     /// Another migration of the same VMI precedes this one ([`is_preceded`](super::observed::is_preceded)).
     pub another: bool,
-    /// The VMI.
+    /// State of the VMI.
     pub instance: Instance,
-    /// The target pod.
+    /// State of the target pod.
     pub target_pod: TargetPodState,
-    /// The source pod.
+    /// State of the source pod.
     pub source_pod: SourcePod,
     /// The source node is gone for good.
     pub source_node_gone: bool,
@@ -194,16 +194,16 @@ pub enum ClusterStep {
     RemoveFinalizer,
 }
 
-/// Where a guest is, according to its migration.
+/// The location of a guest, according to its migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GuestLocation {
-    /// On the source, or no side has reported otherwise.
+    /// The guest is on the source, or no side has reported otherwise.
     Source,
-    /// On the target and no longer on the source: `status.nodeName` must name the target.
+    /// The guest is on the target and no longer on the source: `status.nodeName` must name the target.
     Target,
 }
 
-/// Returns on which side the guest of a migration is.
+/// Returns on which side of a migration the guest is.
 pub fn guest_location(view: &ClusterView) -> GuestLocation {
     let record = &view.record;
     if record.is_unknown() {
@@ -216,7 +216,7 @@ pub fn guest_location(view: &ClusterView) -> GuestLocation {
     let left = record.source == Some(SourceState::Stopped)
         || view.source_pod == SourcePod::Left
         || (over_here && (released || arrived))
-        // The source's agent has promised never to resume it, and the target cannot run it any more.
+        // The source's agent has promised never to resume the guest, and the target cannot run it any more.
         || (released && lost_there);
     if left && (arrived || lost_there) {
         GuestLocation::Target
@@ -417,8 +417,8 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     }
     let is_awaited = record.awaits_source() && view.source_pod == SourcePod::Alive && !view.source_node_gone;
     if record.deleted && view.has_finalizer && !is_awaited {
-        // The pod may have been created just before the failure. Without the object it would never be deleted, unless
-        // the VMI goes too.
+        // The pod may have been created just before the failure. Without the object, the pod would never be deleted,
+        // unless the VMI is deleted too.
         let may_leave_pod = record.has_failed() && empty && view.instance != Instance::Missing;
         if may_leave_pod && view.target_pod == TargetPodState::Unknown {
             return vec![ClusterStep::Confirm];

@@ -10,13 +10,13 @@ use super::{
     queue::WaitReason, record::reached_at, sides::source, status::StatusChange, target_pods::pod_of, waiting::Waiting,
 };
 
-/// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
-/// whole seconds, so it is between two seconds and three.
+/// A phase that is over within this time is recorded, but not written by itself. Times of phases are in whole seconds,
+/// so the effective limit is between two and three seconds.
 pub const STATUS_COALESCE: Duration = Duration::from_secs(3);
 
-/// Returns the time by which a phase has to be written that may be over within a moment: the guest moves, or its
-/// target pod starts. Until then no one can act on the phase. Returns `None` if anything else has changed: that is
-/// written at once.
+/// Returns the time by which a phase has to be written that may be over within a moment: the guest moves, or its target
+/// pod starts. Until then, no component can act on the phase. Returns `None` if anything else has changed, since such a
+/// change is written at once.
 pub fn may_be_over_by(
     migration: &VirtualMachineInstanceMigration,
     change: &StatusChange,
@@ -27,8 +27,8 @@ pub fn may_be_over_by(
         return None;
     }
     let reported = Waiting::reported(migration);
-    // While its pod starts, it does not matter which limit it waits for, or that it no longer waits: that may change
-    // soon.
+    // While the target pod starts, neither the limit that the migration waits for nor the end of the wait is news: both
+    // may change soon.
     let is_its_turn = reported
         .as_ref()
         .is_none_or(|reported| WaitReason::is_one(&reported.reason));

@@ -47,9 +47,14 @@ use super::unsent::NOTHING_SENT;
 /// The downtime limit of the first pass over the memory, unless a lower maximum is configured. QEMU stops the guest as soon
 /// as it expects to send the rest within the limit, so even an idle guest stands still for about this long.
 ///
-/// A lower limit costs time in which the guest runs. `hack/bench migration` on two processors without KVM, once with 200 ms and
-/// twice with 100 ms: a guest of 256 MiB stood still for 0.29 s, with 100 ms for 0.21 and 0.24 s; its job lasted 1.03 times
-/// virsh's, with 100 ms 1.08 and 1.04; that of a guest that writes 1.02, with 100 ms 1.14 and 1.31.
+/// A lower limit costs time in which the guest runs. `hack/bench migration` on two processors without KVM, once with
+/// 200 ms and twice with 100 ms:
+///
+/// | measured | 200 ms | 100 ms |
+/// |---|---|---|
+/// | time for which a guest of 256 MiB stood still | 0.29 s | 0.21 s, 0.24 s |
+/// | duration of that guest's job, relative to virsh's | 1.03 | 1.08, 1.04 |
+/// | duration of the job of a guest that writes, relative to virsh's | 1.02 | 1.14, 1.31 |
 pub const FIRST_DOWNTIME: Duration = Duration::from_millis(100);
 /// The downtime limit from the second pass on, unless a lower maximum is configured (QEMU's and KubeVirt's value).
 pub const USUAL_DOWNTIME: Duration = Duration::from_millis(300);
@@ -232,8 +237,8 @@ impl Monitor {
         }
     }
 
-    /// Sets the downtime limit that is in force. An agent that takes over a running migration reads it from libvirt: the
-    /// agent before it may have raised it.
+    /// Sets the downtime limit that is in force. An agent that takes over a running migration reads the limit from
+    /// libvirt: the previous agent may have raised it.
     #[must_use]
     pub fn with_downtime(self, downtime: Duration) -> Self {
         Self { downtime, ..self }

@@ -1,13 +1,13 @@
 //! Deadlines for the phases of a migration, and the retries of automatic migrations.
 //!
 //! ```text
-//!  target pod created ──▶ ready ──▶ both sides prepare ──▶ guest starts to move ──▶ moving ──▶ hand-over
-//!  └ 300 s without a node           └ 240 s                └ 240 s                  (convergence)
+//!  target pod created ──▶ ready ──▶ target prepared ──▶ guest starts to move ──▶ moving ──▶ hand-over
+//!  └ 300 s without a node           └ 240 s             └ 240 s                  (convergence)
 //!  └ 900 s in total
 //! ```
 //!
-//! A deadline that passes aborts the migration, which is safe as long as the guest has not left. The hand-over has
-//! none: the elapsed time does not show where the guest may run.
+//! A deadline that passes aborts the migration, which is safe as long as the guest has not left. The hand-over has no
+//! deadline: the elapsed time does not show where the guest may run.
 
 mod attempts;
 
@@ -42,11 +42,11 @@ pub struct PhaseDeadlines {
     /// From the creation of a target pod until its containers are ready. Default: 900 s (KubeVirt's
     /// `defaultCatchAllPendingTimeoutSeconds`).
     pub pending: Duration,
-    /// From the slot until both sides are prepared. Default: 240 s, for which a KubeVirt launcher waits for its guest
+    /// From the slot until the target is prepared. Default: 240 s, for which a KubeVirt launcher waits for its guest
     /// (`--qemu-timeout`). KubeVirt itself has no limit for this phase of a migration.
     pub preparing: Duration,
-    /// From then until the guest starts to move. Default: 240 s, for the same reason. Long enough for an agent that is
-    /// being replaced.
+    /// From the prepared target until the guest starts to move. Default: 240 s, as for `preparing`. Long enough for an
+    /// agent that is being replaced.
     pub starting: Duration,
 }
 
@@ -67,19 +67,19 @@ impl Default for PhaseDeadlines {
 enum DeadlinePhase {
     /// The target pod is being scheduled or started.
     TargetPod {
-        /// The scheduler has found no node for it (condition `PodScheduled` is False).
+        /// Whether the scheduler has found no node for the pod (condition `PodScheduled` is False).
         unschedulable: bool,
     },
-    /// Both sides prepare (phase `PreparingTarget`).
+    /// The target prepares (phase `PreparingTarget`).
     Preparing,
-    /// Both sides are prepared, and the guest does not move yet (phase `TargetReady`).
+    /// The target is prepared, and the guest does not move yet (phase `TargetReady`).
     Starting,
 }
 
 /// The deadline of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseDeadline {
-    /// When it passes.
+    /// When the deadline passes.
     pub at: Timestamp,
     /// CamelCase reason.
     pub reason: &'static str,

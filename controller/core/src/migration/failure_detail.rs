@@ -45,8 +45,8 @@ pub fn detail(
     message.unwrap_or_default()
 }
 
-/// Returns the reason of a failure if it is not the failure's own: the next attempt depends on whether the target pod
-/// got a node and did not run there.
+/// Returns the reason to report instead of the failure's own, if any: the next attempt depends on whether the target
+/// pod got a node and did not run there.
 pub fn reason(failure: MigrationFailure, deadline: Option<&PhaseDeadline>) -> Option<&'static str> {
     let deadline = deadline.filter(|_| failure == MigrationFailure::Overdue)?;
     (deadline.reason == TARGET_POD_NOT_READY).then_some(TARGET_POD_NOT_READY)

@@ -17,8 +17,8 @@ use thiserror::Error;
 /// Why the source can never resume its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Proof {
-    /// The source's libvirtd has read the reply that confirms that the target has the whole guest. After that it never
-    /// resumes its own guest, not even after a crash and restart.
+    /// The source's libvirtd has read the reply that confirms that the target has the whole guest. After that, libvirtd
+    /// never resumes the source's guest, not even after a crash and restart.
     ReplyConsumed,
     /// The source's libvirt has reported that its guest stopped because it was migrated.
     SourceStopped,
@@ -47,7 +47,7 @@ impl Proof {
 pub struct GuestRelease {
     /// The proof for the release.
     pub proof: Proof,
-    /// A user had paused the guest. It is taken over and stays paused.
+    /// Whether a user had paused the guest. Such a guest is taken over and stays paused.
     pub keep_paused: bool,
 }
 
@@ -58,7 +58,7 @@ pub enum TakenOver {
     Resumed,
     /// The guest is complete at the target and paused, as it was at the source.
     LeftPaused,
-    /// A result of a later version, unknown to this one. It is never produced.
+    /// A result of a later version, unknown to this version, which never produces it.
     #[serde(other)]
     Unknown,
 }
@@ -163,11 +163,11 @@ pub enum GuestHere {
     Unknown,
     /// The guest does not exist.
     Absent,
-    /// A part of the guest is here.
+    /// A part of the guest has arrived.
     Incoming,
-    /// The whole guest is here, and it has not run here.
+    /// The whole guest has arrived, and it has not run on the target.
     Complete,
-    /// The guest runs here, or has run here.
+    /// The guest runs, or has run, on the target.
     HasRun,
 }
 
@@ -195,7 +195,7 @@ impl TargetSide {
     /// Records the source's release. The first one counts, because the source repeats it.
     ///
     /// # Errors
-    /// If its proof is unknown. The guest then stays paused, and its agent takes over based on the object.
+    /// If its proof is unknown. The guest then stays paused, and the target's agent takes over based on the object.
     pub fn released(&mut self, release: GuestRelease) -> Result<(), HandOverRefusal> {
         if release.proof == Proof::Unknown {
             return Err(HandOverRefusal::NotUnderstood);

@@ -1,4 +1,4 @@
-//! Which pods are the sides of a migration, and what they need to know.
+//! The pods that are the sides of a migration, and the data that both sides need.
 
 use std::sync::Arc;
 

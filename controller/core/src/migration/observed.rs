@@ -94,7 +94,7 @@ pub fn moved_to<'a>(facts: &MigrationFacts<'a>) -> Option<&'a str> {
     to.filter(|_| guest_location(&view(facts)) == GuestLocation::Target)
 }
 
-/// Returns what a VMI's migrations state about it. `facts` supplies the other facts for each migration.
+/// Returns the state of a VMI according to its migrations. `facts` supplies the other facts for each migration.
 pub fn moving<'a>(
     migrations: &'a [Arc<VirtualMachineInstanceMigration>],
     facts: impl Fn(&'a VirtualMachineInstanceMigration) -> MigrationFacts<'a>,
@@ -146,7 +146,8 @@ fn instance(facts: &MigrationFacts<'_>) -> Instance {
 }
 
 fn target_pod(facts: &MigrationFacts<'_>) -> TargetPodState {
-    // A rejected pod may have a successor that the caches do not show yet. Until the end, that is created again.
+    // A rejected pod may have a successor that the caches do not show yet. While the migration is not over, that does
+    // not matter, because the successor is then created again.
     let is_known = |pod: &&Arc<Pod>| {
         facts.pods_confirmed || !MigrationRecord::of(facts.migration).is_over() || rejection(pod).is_none()
     };

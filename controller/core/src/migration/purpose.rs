@@ -10,16 +10,16 @@ pub const WORKLOAD_UPDATE: &str = "kubevirt.io/workloadUpdateMigration";
 /// The purpose of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MigrationPurpose {
-    /// A user requested it.
+    /// A user requested the migration.
     UserRequest,
-    /// Its guest's node is being drained.
+    /// The guest's node is being drained.
     Evacuation,
-    /// Its guest is to run in a newer pod.
+    /// The guest is to run in a newer pod.
     WorkloadUpdate,
 }
 
 impl MigrationPurpose {
-    /// Returns the purpose from the annotations. A migration with both evacuates a node.
+    /// Returns the purpose from the annotations. A migration with both annotations evacuates a node.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         let has = |key: &str| {
             let annotations = migration.metadata.annotations.as_ref();

@@ -11,12 +11,12 @@
 //! cluster.) Target pods are created slightly ahead of the slots, because a slot that is free while its pod starts is
 //! wasted. They are created only slightly ahead, because each takes a guest's memory on a second node:
 //!
-//! - Per source node, as many target pods without a slot are allowed as migrations may run from it: one is ready for
-//!   every slot that becomes free. More could not run soon in any case.
+//! - Per source node, as many target pods without a slot are allowed as migrations may run from it: one pod is ready
+//!   for every slot that becomes free. More could not run soon in any case.
 //! - In the cluster, as many are allowed as migrations may run at once, for the same reason.
-//! - Pods that are held up by something other than that limit (no node takes the pod; the target node is busy) do not
-//!   count, or a few hopeless pods would stop the rest. All pods together are limited to [`TARGET_POD_OVERCOMMIT`]
-//!   times the limit, so hopeless pods do not pile up either.
+//! - Pods with an obstacle other than that limit (no node takes the pod; the target node is busy) do not count, or a
+//!   few hopeless pods would stop the rest. All pods together are limited to [`TARGET_POD_OVERCOMMIT`] times the limit,
+//!   so hopeless pods do not pile up either.
 //!
 //! Waiting migrations are ordered by urgency, then age, then UID. A migration that is blocked by the limits of its own
 //! nodes can be overtaken. But the first migration that waits for longer than [`MAX_OVERTAKING`] reserves the free
@@ -43,7 +43,7 @@ pub use reservations::Reservations;
 pub use wait::{Wait, WaitReason};
 
 /// Time for which a migration whose target pod is ready may be overtaken by others that use the slots it needs. After
-/// that, slots are held for it.
+/// that, slots are reserved for the migration.
 ///
 /// A few times the duration of a typical migration; a smaller value would leave slots idle.
 pub const MAX_OVERTAKING: SignedDuration = SignedDuration::from_mins(5);
@@ -74,7 +74,7 @@ pub enum Urgency {
     None = 0,
     /// Background maintenance of the cluster.
     SystemMaintenance = 20,
-    /// A user waits for it.
+    /// A user waits for the migration.
     UserTriggered = 50,
     /// A node is being drained.
     SystemCritical = 100,
@@ -101,7 +101,7 @@ pub struct QueuedMigration {
     pub uid: String,
     /// Namespace and name, for the caller that carries out a grant.
     pub name: String,
-    /// Urgency.
+    /// Urgency of the migration.
     pub urgency: Urgency,
     /// Creation time of the object, in whole seconds.
     pub created: Timestamp,
@@ -109,7 +109,7 @@ pub struct QueuedMigration {
     pub order: u32,
     /// Node on which the guest runs.
     pub source: String,
-    /// Stage in the queue.
+    /// Stage of the migration in the queue.
     pub stage: QueueStage,
 }
 
@@ -128,24 +128,24 @@ impl QueuedMigration {
 /// Stage of a migration in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueStage {
-    /// It has no target pod.
+    /// The migration has no target pod.
     Waiting,
-    /// It has no target pod: the API server refuses the pod, and the next attempt is not due yet. It uses no placement
-    /// budget meanwhile.
+    /// The migration has no target pod: the API server refuses the pod, and the next attempt is not due yet. Meanwhile,
+    /// the migration uses no placement budget.
     Refused,
-    /// Its target pod is being scheduled or started.
+    /// The migration's target pod is being scheduled or started.
     Placing {
-        /// Something holds the pod up: no node takes it, or its image or a volume is unavailable.
+        /// Whether an obstacle holds the pod up: no node takes it, or its image or a volume is unavailable.
         held_up: bool,
     },
-    /// The containers of its target pod are ready, and it has no slot.
+    /// The containers of the migration's target pod are ready, and the migration has no slot.
     Placed {
         /// Node of the target pod.
         target: String,
-        /// Since when it waits for a slot.
+        /// Since when the migration waits for a slot.
         ready: Timestamp,
     },
-    /// It has a slot.
+    /// The migration has a slot.
     Holding {
         /// Node of the target pod.
         target: String,
@@ -203,7 +203,7 @@ pub fn grants(limits: &MigrationSettings, entries: &[QueuedMigration], now: Time
             }),
             // The migration's condition has the API server's reason.
             QueueStage::Refused => None,
-            // Kubernetes reports what holds the pod up.
+            // Kubernetes reports the obstacle that holds the pod up.
             QueueStage::Placing { held_up } => slots.refuse_any_target(&entry.source).filter(|_| !held_up),
             QueueStage::Placed { .. } | QueueStage::Holding { .. } => refused.get(entry.uid.as_str()).copied(),
         };
@@ -280,9 +280,9 @@ impl<'a> Slots<'a> {
 /// The standing of a target pod in the placement budget.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Counted {
-    /// It may get a slot soon, or has one.
+    /// The pod's migration may get a slot soon, or has one.
     Fully,
-    /// Something else holds it up.
+    /// An obstacle other than the limit holds the pod up.
     HeldUp,
 }
 
@@ -356,7 +356,7 @@ impl<'a> PlacementBudget<'a> {
         self.sources.entry(source).or_default().add(counted);
     }
 
-    /// Returns why no target pod may be created; `None` if it may.
+    /// Returns why no target pod may be created; `None` if one may be created.
     fn refuse(&self, source: &str) -> Option<WaitReason> {
         let of_source = self.sources.get(source).copied().unwrap_or_default();
         let per_cluster = count(self.limits.per_cluster);

@@ -20,11 +20,11 @@ pub struct MigrationRecord {
     pub abort: bool,
     /// The source node is gone for good, with everything that ran there.
     pub source_gone: bool,
-    /// The source has aborted on its own. A loss reported by the target is then a consequence of that.
+    /// The source has aborted the migration on its own. A loss reported by the target is then a consequence of that.
     pub gave_up: bool,
     /// State of the source. Never [`SourceState::HandedOver`], which describes both sides.
     pub source: Option<SourceState>,
-    /// State of the target, reported by itself or by its source.
+    /// State of the target, reported by the target itself or by the source.
     pub target: Option<TargetState>,
 }
 
@@ -69,7 +69,7 @@ impl MigrationRecord {
         self.phase.is_some_and(MigrationPhase::is_final)
     }
 
-    /// Returns whether it has failed: the guest does not run on the target, and never will.
+    /// Returns whether the migration has failed: the guest does not run on the target, and never will.
     pub fn has_failed(&self) -> bool {
         self.phase == Some(MigrationPhase::Failed)
     }
@@ -79,12 +79,13 @@ impl MigrationRecord {
         self.phase.is_some_and(|phase| phase >= MigrationPhase::PreparingTarget)
     }
 
-    /// Returns whether it was reconciled before and waits for its turn: its sides are not named.
+    /// Returns whether the migration was reconciled before and waits for its turn: its sides are not named.
     pub fn is_queued(&self) -> bool {
         self.phase.is_some() && !self.has_sides()
     }
 
-    /// Returns whether the source reports that the guest's fate there is final: nothing there waits for a decision.
+    /// Returns whether the source reports that the guest's fate on the source is final: nothing there waits for a
+    /// decision.
     pub fn source_is_settled(&self) -> bool {
         matches!(
             self.source,
@@ -92,18 +93,19 @@ impl MigrationRecord {
         )
     }
 
-    /// Returns whether its agent may still have to resume the guest, for which it needs the object although the
-    /// migration has failed. After a success there is nothing to resume, also if the source has never reported its end.
+    /// Returns whether the source's agent may still have to resume the guest, for which it needs the object although
+    /// the migration has failed. After a success there is nothing to resume, also if the source has never reported its
+    /// end.
     pub fn awaits_source(&self) -> bool {
         self.has_failed() && self.source.is_some() && !self.source_is_settled()
     }
 
-    /// Returns whether it was deleted, and is kept for the agent of its source.
+    /// Returns whether the migration was deleted, and is kept for the agent of its source.
     pub fn is_kept_for_source(&self) -> bool {
         self.deleted && self.awaits_source()
     }
 
-    /// Returns the same for the target.
+    /// Returns whether the target reports that the guest's fate on the target is final.
     pub fn target_is_settled(&self) -> bool {
         matches!(
             self.target,
@@ -111,7 +113,7 @@ impl MigrationRecord {
         )
     }
 
-    /// Returns whether the source has reported that the guest will never run there again.
+    /// Returns whether the source has reported that the guest will never run on the source again.
     pub fn source_has_let_go(&self) -> bool {
         matches!(self.source, Some(SourceState::Released | SourceState::Stopped))
     }
@@ -234,7 +236,7 @@ mod tests {
     }
 
     proptest! {
-        /// `migration_search` checks the same for each state that it reaches.
+        /// `migration_search` checks the same property for each state that it reaches.
         #[test]
         fn unknown_values_make_every_party_wait(
             record in any_unknown_record(),

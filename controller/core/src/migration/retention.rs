@@ -10,8 +10,8 @@ use super::record::MigrationRecord;
 const KEPT: usize = 5;
 
 /// Returns how many of a VMI's ended migrations are deleted now, and how many once no migration changes any more
-/// (`is_quiet`): a deletion takes two requests, which would compete with those that move guests. With twice as many as
-/// are kept, they are deleted anyway.
+/// (`is_quiet`): a deletion takes two requests, which would compete with those that move guests. If there are twice as
+/// many ended migrations as are kept, the surplus is deleted now in any case.
 pub fn surplus(ended: usize, is_quiet: bool) -> (usize, usize) {
     let surplus = ended.saturating_sub(KEPT);
     if is_quiet || surplus >= KEPT {
@@ -21,8 +21,8 @@ pub fn surplus(ended: usize, is_quiet: bool) -> (usize, usize) {
     }
 }
 
-/// Returns the ended ones of a VMI's migrations, the oldest first. `ended` has ended, although the caches may not show
-/// that yet.
+/// Returns the ended migrations among all of a VMI's migrations, the oldest first. `ended` has ended, although the
+/// caches may not show that yet.
 pub fn oldest_first(
     mut all: Vec<Arc<VirtualMachineInstanceMigration>>,
     ended: &VirtualMachineInstanceMigration,

@@ -11,7 +11,7 @@
 //!
 //! If the guest is paused with no job while the target has not reported `Complete`, the source reports `Halted`. The
 //! target responds, and the source goes to `Released`, or back to `Stayed`. The session is closed before `Stayed` is
-//! reported, because a call of an earlier process may still be on its way to libvirt.
+//! reported, because a call of an earlier process may not have reached libvirt yet.
 //!
 //! A guest that its user has paused stays paused until the hand-over and after it, so its state shows neither. If
 //! libvirtd was lost, the source goes to `Halted` with it, too. `Released` follows from the same proofs.
@@ -25,12 +25,12 @@
 //! - libvirtd was lost while the guest was paused (a new one leaves it paused), and this agent has promised, on the
 //!   object, never to resume it.
 //!
-//! If the tunnel reports that the target has taken over before libvirt has stopped the guest here, the source reports
-//! both facts in one state, `HandedOver` instead of `Stopped`. If libvirt was faster, the source waits for that report of
-//! the tunnel for a moment ([`SourceView::target_is_late`]).
+//! If the tunnel reports that the target has taken over before libvirt has stopped the guest on the source, the source
+//! reports both facts in one state, `HandedOver` instead of `Stopped`. If libvirt was faster, the source waits for that
+//! report of the tunnel for a moment ([`SourceView::target_is_late`]).
 //!
-//! A guest that was switched to post-copy can never resume here either, so it is `Released` at once. Its source QEMU is
-//! left alone until the target has reported `Running`, which it does once all of the guest is there.
+//! A guest that was switched to post-copy can never resume on the source either, so it is `Released` at once. Its
+//! source QEMU is left alone until the target has reported `Running`, which it does once all of the guest has arrived.
 //!
 //! A state is written to the object before it is acted upon: `Migrating` before libvirt is called, so that a migration
 //! is started at most once, and `Released` before the target is notified.
@@ -58,8 +58,8 @@ pub enum SourceDomain {
     Paused,
     /// The guest is paused so that the rest of it can be moved, or the target can start.
     Leaving,
-    /// The guest was switched to post-copy and is paused for good. The target runs it, and needs the pages that are
-    /// still here until it reports that it has all of them.
+    /// The guest was switched to post-copy and is paused for good. The target runs the guest, and needs the pages that
+    /// are still on the source until it reports that it has all of them.
     PostCopy,
     /// The guest has left: libvirt stopped it as migrated.
     Left,
@@ -70,7 +70,7 @@ pub enum SourceDomain {
 /// State of libvirt's job on the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobState {
-    /// libvirt does not report it.
+    /// libvirt does not report the state of the job.
     Unknown,
     /// No job is running.
     None,
@@ -81,9 +81,9 @@ pub enum JobState {
 /// State of the libvirt call that migrates the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MigrateCall {
-    /// This process has not called; an earlier one may have.
+    /// This process has not made the call; an earlier process may have.
     Unknown,
-    /// This process has written `Migrating`, or has tried to, and has not called yet.
+    /// This process has written `Migrating`, or has tried to, and has not made the call yet.
     Due,
     /// The call has not returned yet.
     Pending,
@@ -122,13 +122,13 @@ pub enum SourceTunnel {
 pub struct SourceView {
     /// The state recorded in the object.
     pub record: MigrationRecord,
-    /// The guest.
+    /// State of the guest.
     pub domain: SourceDomain,
-    /// Its job.
+    /// State of libvirt's job on the guest's domain.
     pub job: JobState,
-    /// The call.
+    /// State of the call that migrates the guest.
     pub call: MigrateCall,
-    /// The tunnel.
+    /// State of the tunnel's session.
     pub tunnel: SourceTunnel,
     /// The guest was paused for the hand-over until its end: this process has seen every domain event from its pause to
     /// its end, and no resume event.
@@ -150,8 +150,8 @@ impl SourceView {
         }
     }
 
-    /// Returns whether the guest is being moved or was moved. If this migration has not begun, that belongs to another
-    /// migration, which began before this agent learned that this one was aborted.
+    /// Returns whether the guest is being moved or was moved. If this migration has not begun, the guest moves by
+    /// another migration, which began before this agent learned that this one was aborted.
     fn shows_another(&self) -> bool {
         match self.domain {
             SourceDomain::Leaving | SourceDomain::PostCopy | SourceDomain::Left => true,
@@ -244,8 +244,8 @@ fn has_handed_over(view: &SourceView) -> bool {
         && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. })
 }
 
-/// Returns whether this tunnel is about to release the guest or has done so, and the target's acknowledgement is on its
-/// way. The target leaves the report to this side meanwhile: one write instead of two.
+/// Returns whether this tunnel is about to release the guest or has done so, and the target's acknowledgement is about
+/// to arrive. The target leaves the report to this side meanwhile: one write instead of two.
 fn is_about_to_be_acknowledged(view: &SourceView) -> bool {
     let is_carried = matches!(
         view.tunnel,
@@ -282,14 +282,15 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     if record.source_has_let_go() {
         let mut steps = release(view, Proof::SourceGone);
-        // Nothing needs the rest of the guest here. It belongs to the target, whatever happened to it there.
+        // Nothing needs the rest of the guest on the source. The guest belongs to the target, whatever happened to it
+        // on the target.
         let taken = matches!(record.target, Some(TargetState::Running | TargetState::Ended)) || record.is_over();
         if view.job == JobState::None && taken {
             steps.push(SourceStep::Destroy);
         }
         return steps;
     }
-    // The target has taken over, and libvirt is about to stop the guest here.
+    // The target has taken over, and libvirt is about to stop the guest on the source.
     if view.job == JobState::Outgoing && has_handed_over(view) {
         return Vec::new();
     }
@@ -323,9 +324,9 @@ fn orphaned(view: &SourceView) -> Vec<SourceStep> {
     }
 }
 
-/// Steps when the guest runs on the target after a switch to post-copy. libvirt never resumes it here, whatever happens
-/// on the target. libvirt destroys the rest here by itself once the target has everything, unless the reply that
-/// confirms this is lost.
+/// Steps when the guest runs on the target after a switch to post-copy. libvirt never resumes it on the source,
+/// whatever happens on the target. libvirt destroys the rest on the source by itself once the target has everything,
+/// unless the reply that confirms this is lost.
 fn in_post_copy(view: &SourceView) -> Vec<SourceStep> {
     if !view.record.source_has_let_go() {
         return vec![SourceStep::Report(SourceState::Released)];
@@ -364,7 +365,7 @@ fn may_have_left(view: &SourceView) -> bool {
     let is_nowhere = matches!(target, Some(TargetState::Gone | TargetState::Refused));
     match (record.source, view.call) {
         (Some(SourceState::Halted), _) | (Some(SourceState::Migrating), MigrateCall::Lost) => !is_nowhere,
-        // A call of an earlier process may still be on its way to libvirt, unless the target has all of the guest.
+        // A call of an earlier process may not have reached libvirt yet, unless the target has all of the guest.
         (Some(SourceState::Migrating), MigrateCall::Unknown) => is_there,
         _ => false,
     }
@@ -374,7 +375,7 @@ fn may_have_left(view: &SourceView) -> bool {
 fn alive(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     if record.source_has_let_go() {
-        // An external caller has resumed it. A running guest is never destroyed on a guess.
+        // An external caller has resumed the guest. A running guest is never destroyed on a guess.
         return Vec::new();
     }
     match view.job {
@@ -402,7 +403,7 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             }
             // libvirt has confirmed the migration, or is about to return its result.
             MigrateCall::Pending | MigrateCall::Succeeded => Vec::new(),
-            // A call of an earlier process may still be on its way to libvirt. It finds no session.
+            // A call of an earlier process may not have reached libvirt yet. When it does, it finds no session.
             MigrateCall::Due | MigrateCall::Failed | MigrateCall::Lost | MigrateCall::Unknown => match view.tunnel {
                 SourceTunnel::Unknown => Vec::new(),
                 SourceTunnel::Open { .. } => vec![SourceStep::Close],

@@ -25,7 +25,7 @@ pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
 
 /// Condition type: the guest runs on its target, and a part of its memory is still on its source.
 pub const POST_COPY: &str = "PostCopy";
-/// Reason of [`POST_COPY`], and of the side that has detected it: that part of the memory can no longer arrive.
+/// Reason of [`POST_COPY`], and of the side that has detected it: the memory on the source can no longer arrive.
 pub const POST_COPY_BROKEN: &str = "PostCopyBroken";
 /// Message for [`POST_COPY_BROKEN`].
 pub const POST_COPY_BROKEN_MESSAGE: &str = "the connection broke by which the rest of the guest's memory was to come after it had been switched to post-copy: \
@@ -277,7 +277,7 @@ fn state(
     let aborted = migration.metadata.deletion_timestamp.is_some() || after.abort.is_some();
     Some(MigrationState {
         migration_uid: migration.metadata.uid.clone(),
-        // Both sides prepare from here on. The source reports when the guest itself began to move.
+        // The target prepares from here on. The source reports when the guest itself began to move.
         start_timestamp: before
             .start_timestamp
             .or_else(|| named.is_some().then(|| whole_seconds(now).0)),

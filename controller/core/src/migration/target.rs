@@ -9,13 +9,14 @@
 //!                                                                         Ended ◀── Running
 //! ```
 //!
-//! A guest that was switched to post-copy runs here before it is complete (`Incoming` → post-copy → `Running`). Nothing
-//! is done or reported until it is complete.
+//! A guest that was switched to post-copy runs on the target before it is complete (`Incoming` → post-copy →
+//! `Running`). Nothing is done or reported until the guest is complete.
 //!
-//! The source reports that the guest runs here if it is about to report the guest's departure (`HandedOver`).
+//! The source reports that the guest runs on the target if it is about to report the guest's departure (`HandedOver`).
 //!
 //! A complete guest is resumed by the tunnel or by this agent, whichever learns first that the source has released it.
-//! It is destroyed only when the source keeps it, and after the session is closed, so that no release is in flight.
+//! A guest is destroyed only when the source keeps it, and after the session is closed, so that no release is in
+//! flight.
 
 pub mod target_refusal;
 
@@ -25,7 +26,7 @@ use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState}
 
 use super::record::MigrationRecord;
 
-/// A complete guest is resumed within milliseconds. It is reported as complete only if it still waits after this
+/// A complete guest is resumed within milliseconds. The guest is reported as complete only if it still waits after this
 /// time.
 pub const COMPLETE_FOR: Duration = Duration::from_secs(1);
 /// Time after which the source's report is late. A source reports that it has handed the guest over once its QEMU has
@@ -41,11 +42,11 @@ pub enum TargetDomain {
     Absent,
     /// The guest is being received.
     Incoming,
-    /// All of the guest is here, and it is paused.
+    /// All of the guest has arrived, and it is paused.
     Complete,
     /// The guest runs, and a part of its memory is still on the source. Neither side may be lost.
     PostCopy,
-    /// The guest runs, and all of it is here.
+    /// The guest runs, and all of it has arrived.
     Running,
     /// The guest was complete, or ran, and has ended.
     Over,
@@ -78,20 +79,20 @@ pub enum TargetTunnel {
 pub struct TargetView {
     /// The state recorded in the object.
     pub record: MigrationRecord,
-    /// The tunnel.
+    /// State of the tunnel's session.
     pub tunnel: TargetTunnel,
-    /// The guest.
+    /// State of the guest.
     pub domain: TargetDomain,
-    /// Whether the guest can run here, if that was checked.
+    /// Whether the guest can run on this node, if that was checked.
     pub fits: Option<bool>,
-    /// The guest runs here, but the source has not reported `HandedOver` within [`SOURCE_IS_LATE_AFTER`].
+    /// The guest runs on the target, but the source has not reported `HandedOver` within [`SOURCE_IS_LATE_AFTER`].
     pub source_is_late: bool,
 }
 
 /// A step of the target's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TargetStep {
-    /// Checks with libvirt whether the guest can run here.
+    /// Checks with libvirt whether the guest can run on this node.
     Check,
     /// Opens a session of the tunnel.
     Prepare,
@@ -99,7 +100,8 @@ pub enum TargetStep {
     Pair,
     /// Writes this state to the object.
     Report(TargetState),
-    /// Makes the pod ready, so that Services route to it. The source is about to report that the guest runs here.
+    /// Makes the pod ready, so that Services route to it. The source is about to report that the guest runs on the
+    /// target.
     Show,
     /// Resumes the guest, unless its user had paused it.
     TakeOver,
@@ -115,7 +117,7 @@ pub fn step(view: &TargetView) -> Vec<TargetStep> {
         return Vec::new();
     }
     match view.domain {
-        // The guest would be lost without the source, so it is not reported before all of it is here.
+        // The guest would be lost without the source, so it is not reported before all of it has arrived.
         TargetDomain::Unknown | TargetDomain::PostCopy => Vec::new(),
         TargetDomain::Running => running(view),
         TargetDomain::Over => over(view),
@@ -133,7 +135,7 @@ pub fn postponed(first: TargetStep, complete_for: Duration) -> Option<Duration> 
     (first == TargetStep::Report(TargetState::Complete) && !left.is_zero()).then_some(left)
 }
 
-/// Returns the time until the source's report is late, given the time since the guest was shown to run here, if it was.
+/// Returns the time until the source's report is late, given the time since the target pod was made ready, if it was.
 pub fn source_is_late_in(shown_for: Option<Duration>) -> Duration {
     SOURCE_IS_LATE_AFTER.saturating_sub(shown_for.unwrap_or_default())
 }
@@ -152,9 +154,10 @@ fn running(view: &TargetView) -> Vec<TargetStep> {
     }
 }
 
-/// Returns whether the source is about to report that the guest runs here. Its tunnel learns that from this one, and
-/// its agent reports it together with its own end, for which the migration waits anyway: one write instead of two. This
-/// tunnel may not have recorded yet that it has resumed the guest.
+/// Returns whether the source is about to report that the guest runs on the target. The source's tunnel learns that
+/// from the target's tunnel, and the source's agent reports it together with the guest's end on the source, for which
+/// the migration waits anyway: one write instead of two. The target's tunnel may not have recorded yet that it has
+/// resumed the guest.
 fn is_about_to_be_reported(view: &TargetView) -> bool {
     matches!(view.tunnel, TargetTunnel::Open { .. })
         && view.record.source == Some(SourceState::Migrating)
@@ -223,18 +226,18 @@ fn over(view: &TargetView) -> Vec<TargetStep> {
     }
 }
 
-/// Returns whether the guest stays on its source, or has ended there. The copy here is useless then.
+/// Returns whether the guest stays on its source, or has ended on it. The copy on the target is useless then.
 fn is_kept_by_source(view: &TargetView) -> bool {
     matches!(view.record.source, Some(SourceState::Stayed | SourceState::Ended)) || view.record.has_failed()
 }
 
-/// Returns whether nothing more comes from the source, which waits for a report whether all of the guest is here.
+/// Returns whether nothing more comes from the source, which waits for the report whether the whole guest has arrived.
 fn is_halted(view: &TargetView) -> bool {
     view.record.source == Some(SourceState::Halted)
 }
 
-/// Returns whether this side has reported that nothing is here and nothing will run here. The other parties rely on
-/// that.
+/// Returns whether the target has reported that it has no guest and will not run one. The other parties rely on that
+/// report.
 fn is_disowned(view: &TargetView) -> bool {
     matches!(view.record.target, Some(TargetState::Refused | TargetState::Gone))
 }

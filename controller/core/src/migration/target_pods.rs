@@ -21,8 +21,8 @@ pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Po
     pods_of(migration, pods).min_by_key(|pod| rejection(pod).is_some())
 }
 
-/// Returns the VMI from which the target pod of a migration is made: with the node selector that the migration adds. The
-/// VMI's own node selector has precedence.
+/// Returns the VMI from which the target pod of a migration is created: with the node selector that the migration adds.
+/// The VMI's own node selector has precedence.
 pub fn for_target_pod(
     instance: &VirtualMachineInstance,
     migration: &VirtualMachineInstanceMigration,

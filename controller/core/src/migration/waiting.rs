@@ -31,7 +31,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// The API server rejects the target pod with this text.
+    /// Returns the wait after the API server has rejected the target pod with this text.
     pub fn of_refusal(text: &str) -> Self {
         // Quota and other admission plugins return the same code and reason. KubeVirt compares this text, too.
         let quota = text.contains("exceeded quota");
@@ -41,7 +41,7 @@ impl Waiting {
         }
     }
 
-    /// The target pod does not start.
+    /// Returns the wait for a target pod that does not start.
     pub fn of_target_pod(hindrance: &Hindrance) -> Self {
         let reason = match hindrance.reason.as_str() {
             NOT_SCHEDULED => "TargetPodNotScheduled",
@@ -54,7 +54,7 @@ impl Waiting {
         }
     }
 
-    /// The target pod was rejected by its kubelet, and another is created.
+    /// Returns the wait for the next target pod after the kubelet rejected the previous one.
     pub fn of_rejection(rejected: &Rejected) -> Self {
         Self {
             reason: TARGET_POD_REJECTED.into(),
@@ -71,7 +71,7 @@ impl Waiting {
         [REJECTED_BY_QUOTA, FAILED_CREATE].contains(&reason)
     }
 
-    /// Returns what the condition of a migration reports.
+    /// Returns the wait that the condition of a migration reports.
     pub fn reported(migration: &VirtualMachineInstanceMigration) -> Option<Self> {
         let reported = find(&migration.status.as_ref()?.conditions, WAITING)?;
         Some(Self {
@@ -88,16 +88,16 @@ pub struct Obstacles<'a> {
     pub refused: Option<(&'a str, Timestamp)>,
     /// The kubelet rejected the target pod, and another follows.
     pub rejected: Option<&'a Rejected>,
-    /// The target pod, while it starts.
+    /// State of the target pod, while it starts.
     pub starting: Option<&'a StartingPod>,
-    /// Its wait in the queue.
+    /// The migration's wait in the queue.
     pub queued: Option<Wait>,
-    /// The deadline of its phase.
+    /// The deadline of the migration's phase.
     pub deadline: Option<&'a PhaseDeadline>,
 }
 
 impl Obstacles<'_> {
-    /// Returns what a migration in this state waits for, with a message that changes only when the reason does.
+    /// Returns the wait of a migration in this state, with a message that changes only when the reason does.
     pub fn waiting(&self, record: &MigrationRecord) -> Option<Waiting> {
         if let Some((message, _)) = self.refused {
             return Some(Waiting::of_refusal(message));

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 /// Taint of a cordoned node.
 pub(super) const CORDON: &str = "node.kubernetes.io/unschedulable";
 
-/// Returns what an affinity requires of a node.
+/// Returns the required node selector of an affinity.
 pub(super) fn required(affinity: Option<&Affinity>) -> Option<&NodeSelector> {
     let node = affinity?.node_affinity.as_ref()?;
     node.required_during_scheduling_ignored_during_execution.as_ref()

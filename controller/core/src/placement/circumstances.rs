@@ -1,6 +1,6 @@
 //! Digest of everything that decides whether a running guest can move.
 //!
-//! It shows whether anything has changed since a migration failed that could let the next one succeed.
+//! The digest shows whether anything has changed since a migration failed that could let the next one succeed.
 //!
 //! | object | included | not included |
 //! |---|---|---|
@@ -31,8 +31,8 @@ use crate::configuration::Configuration;
 /// Namespace of the UUIDs that are used as digests.
 const NAMES: Uuid = Uuid::from_u128(0x7c4f_0d52_6b1e_5a39_9e08_2f6d_b3a1_57c4);
 
-/// Returns the digest of what decides whether a running guest can move. Equal circumstances have equal digests,
-/// whatever the order of `nodes`, which are all nodes; `source` is the node that the guest is on.
+/// Returns the digest of the circumstances that decide whether a running guest can move. Equal circumstances have equal
+/// digests, whatever the order of `nodes`, which are all nodes; `source` is the node that the guest is on.
 pub fn circumstances<'a>(
     instance: &VirtualMachineInstance,
     needs: &Requirements,

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{aliases, processor, quantity};
 
-/// Up to this many nodes are listed by name.
+/// Maximum number of nodes that are listed by name.
 const NAMED: usize = 3;
 /// Maximum number of reasons in one sentence.
 const REASONS: usize = 6;
@@ -36,25 +36,25 @@ const LENGTH: usize = 1000;
 /// The properties of a node that matter for placement.
 #[derive(Clone, Debug, Default)]
 pub struct NodeView<'a> {
-    /// Its name.
+    /// Name of the node.
     pub name: &'a str,
-    /// Its labels.
+    /// Labels of the node.
     pub labels: Option<&'a BTreeMap<String, String>>,
-    /// Whether it is cordoned.
+    /// Whether the node is cordoned.
     pub cordoned: bool,
-    /// Its taints.
+    /// Taints of the node.
     pub taints: &'a [Taint],
-    /// Its full CPU sets, if its agent has reported them.
+    /// Full CPU sets of the node, if its agent has reported them.
     pub facts: Option<&'a NodeFacts>,
-    /// CPU features that it masks, whether or not it has them.
+    /// CPU features that the node masks, whether or not it has them.
     pub masked: &'a [String],
-    /// Version of its agent; empty if not reported.
+    /// Version of the node's agent; empty if not reported.
     pub agent_version: &'a str,
-    /// Shares of virtualization that it offers; `None` if unknown.
+    /// Shares of virtualization that the node offers; `None` if unknown.
     pub shares: Option<u64>,
-    /// Its allocatable resources; `None` if unknown.
+    /// Allocatable resources of the node; `None` if unknown.
     pub allocatable: Option<&'a BTreeMap<String, Quantity>>,
-    /// Requests of the pods on it; `None` if unknown, in which case they may be zero.
+    /// Requests of the pods on the node; `None` if unknown, in which case they may be zero.
     pub room: Option<Arc<NodeRoom>>,
 }
 
@@ -88,12 +88,12 @@ impl<'a> NodeView<'a> {
         self.labels.and_then(|labels| labels.get(key)).map(String::as_str)
     }
 
-    /// Returns the identity of the processor that guests with their host's own CPU have there, if known.
+    /// Returns the identity of the processor that guests with their host's own CPU have on the node, if known.
     pub(super) fn processor(&self) -> Option<String> {
         self.facts.and_then(processor::identity)
     }
 
-    /// Returns what guests can have there, if known.
+    /// Returns the virtualization facts of the node, which show what guests can have, if known.
     pub(super) fn virtualization(&self) -> Option<&'a VirtualizationFacts> {
         self.facts.and_then(|facts| facts.virtualization.as_ref())
     }
@@ -178,7 +178,7 @@ impl Fit {
         parts.join(", ")
     }
 
-    /// Returns a sentence on why no node can run it.
+    /// Returns a sentence on why no node can run the virtual machine.
     pub fn sentence(&self) -> String {
         format!("no node can run it: {}", self.reasons())
     }
@@ -243,8 +243,8 @@ pub(super) fn misfits(
     found
 }
 
-/// Adds what the pods on a node prevent: too little is free there, or they must not be near. Does nothing for a node
-/// without an agent, which is reason enough.
+/// Adds the misfits because of the pods on a node: too few resources are free, or other pods must not be near. Does
+/// nothing for a node without an agent, which is reason enough.
 pub(super) fn add_by_pods(needs: &Requirements, rules: &Rules, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     if !found.contains(&Misfit::NoAgent) {
         add_shortages(needs, node, found);
@@ -270,7 +270,7 @@ pub(super) fn is_tolerated(spec: &VirtualMachineInstanceSpec, node: &NodeView<'_
     !is_cordoned && affinity::in_the_way(node.taints, &spec.tolerations).next().is_none()
 }
 
-/// Adds what the scheduler will miss in the labels, each with the underlying reason.
+/// Adds the labels that the scheduler will miss on a node, each with the underlying reason.
 fn labels(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     for (key, value) in &needs.node_selector {
         if node.label(key) == Some(value) {
@@ -297,8 +297,8 @@ fn labels(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit
     found.extend(needs.forbidden_minimum.iter().cloned().map(Misfit::ForbidsMinimum));
 }
 
-/// Returns the reason why a node lacks a label about its CPU or machine types; for other labels, that it lacks what
-/// the manifest selects.
+/// Returns the reason why a node lacks a label about its CPU or machine types. For other labels, the reason is that the
+/// node lacks a label that the manifest selects.
 fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Misfit> {
     let facts = node.virtualization();
     if let Some(model) = needs.model.as_ref().filter(|model| key == model_key(model)) {
@@ -327,8 +327,9 @@ fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Mi
     missing(key, node, lack)
 }
 
-/// Returns the reason for a missing label: the node lacks what the label describes, or has it without the label. On a
-/// node that takes no virtual machines, labels may be missing on purpose, and that it takes none is reason enough.
+/// Returns the reason for a missing label: `lack` if the node lacks the described property, else that only the label is
+/// missing. On a node that accepts no virtual machines, labels may be missing on purpose, and the refusal of virtual
+/// machines is reason enough.
 fn missing(key: &str, node: &NodeView<'_>, lack: Option<Misfit>) -> Option<Misfit> {
     let takes_guests = || node.label(SCHEDULABLE) == Some(TRUE);
     lack.or_else(|| takes_guests().then(|| Misfit::NotLabelled(key.into())))
@@ -387,8 +388,8 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
     }
 }
 
-/// Returns the misfit if guests cannot have a model, except for features that the manifest disables, with what the
-/// model lacks.
+/// Returns the misfit, with the missing features, if guests cannot have a model apart from the features that the
+/// manifest disables.
 pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &CpuOffer<'_>) -> Option<Misfit> {
     if !needs.disabled.is_empty() {
         return lacks_part(name, &needs.disabled, offer);
@@ -422,7 +423,7 @@ fn add_node_misfits(
             found.insert(Misfit::Volume(volume.claim.clone()));
         }
     }
-    // A node that takes no virtual machines offers no shares either.
+    // A node that accepts no virtual machines offers no shares either.
     if node.shares == Some(0) && node.label(SCHEDULABLE) == Some(TRUE) {
         found.insert(Misfit::NoVirtualization);
     }

@@ -13,12 +13,12 @@ pub fn lift_masks(needs: &mut Requirements, source: &NodeView<'_>) {
     needs.lifted = source.masked.iter().cloned().collect();
 }
 
-/// Admits nodes that have what a running guest needs and mask it just as its own node, `source`, does.
+/// Admits nodes that have the CPU features of a running guest and mask them just as its own node, `source`, does.
 ///
-/// The labels describe what new guests can have, so a pod that selects on them would never reach such a node. If
-/// there is one, the pod does not select on the label. Instead it avoids, by name, the nodes that lack the feature
-/// according to their full sets. A node that is unknown, or that is added later, is not ruled out: there the agent
-/// refuses the guest.
+/// The labels describe what new guests can have, so a pod that selects on them would never reach such a node. If such a
+/// node exists, the pod does not select on the label. Instead it avoids, by name, the nodes that lack the feature
+/// according to their full sets. A node that is unknown, or that is added later, is not ruled out: its agent refuses
+/// the guest.
 pub fn admit_masked<'a>(
     needs: &mut Requirements,
     source: &NodeView<'_>,
@@ -67,13 +67,13 @@ pub fn admit_masked<'a>(
     }
 }
 
-/// Returns whether a label describes what guests can have of a CPU, so that masks affect it.
+/// Returns whether a label describes a CPU property that guests can have, so that masks affect it.
 fn is_of_cpu(needs: &Requirements, key: &str) -> bool {
     let is_model = needs.model.as_ref().is_some_and(|model| key == model_key(model));
     is_model || key.starts_with(CPU_FEATURE) || key.starts_with(CPU_MINIMUM)
 }
 
-/// Returns the misfit if the guest cannot have what such a label describes.
+/// Returns the misfit if the guest cannot have the CPU property that a label describes.
 fn lack(needs: &Requirements, key: &str, offer: &CpuOffer<'_>) -> Option<Misfit> {
     if let Some(feature) = key.strip_prefix(CPU_FEATURE) {
         return offer.lack(feature);

@@ -38,7 +38,7 @@ pub enum Misfit {
     OtherProcessor,
     /// The node's physical addresses have fewer bits than those of the running guest.
     FewerAddressBits(u32),
-    /// Guests on the node use hardware virtualization and this one emulation, or the other way round.
+    /// Guests on the node use hardware virtualization and this guest emulation, or vice versa.
     OtherVirtType(&'static str),
     /// The node's host model is obsolete.
     HostModelObsolete,
@@ -81,7 +81,7 @@ pub enum Misfit {
     Skewed {
         /// Label of nodes whose value is the domain.
         key: String,
-        /// Maximum difference.
+        /// Maximum difference between the numbers of matching pods in two domains.
         max_skew: u64,
     },
     /// The node meets a requirement but lacks the label for it.
@@ -107,7 +107,7 @@ pub enum Misfit {
 }
 
 impl Misfit {
-    /// Returns whether both differ only in an amount or an example: shortages of the same resource with the same
+    /// Returns whether two reasons differ only in an amount or an example: shortages of the same resource with the same
     /// requested amount, or pods in domains of the same topology key.
     pub(super) fn is_alike(&self, other: &Self) -> bool {
         match (self, other) {
@@ -255,7 +255,7 @@ fn tainted(key: &str, has: &str, is: &str) -> String {
     }
 }
 
-/// Returns for example `has the pod n/a, from which it must stay apart`.
+/// Returns for example `has the pod n/a, which conflicts by pod anti-affinity`.
 fn not_apart(key: &str, pod: &str, several: bool) -> String {
     match (key == HOSTNAME, several) {
         (true, false) => format!("has the pod {pod}, from which it must stay apart"),
@@ -265,7 +265,7 @@ fn not_apart(key: &str, pod: &str, several: bool) -> String {
     }
 }
 
-/// Returns for example `has 1.2 GiB of memory free of the 2.1 GiB that are requested`.
+/// Returns for example `has 1.2 GiB of memory free of the requested 2.1 GiB`.
 fn room_lacked(resource: &str, requested: u64, free: u64, several: bool) -> String {
     let (has, most) = if several { ("have", "at most ") } else { ("has", "") };
     let free = room::amount(resource, free, false);
@@ -290,7 +290,7 @@ fn for_want_of(missing: &[String]) -> String {
     format!(" for want of {}{more}", named.join(", "))
 }
 
-/// Returns which features are masked, and by what.
+/// Returns text with the masked features and with the settings that mask features.
 fn since_masked(masked: &[String]) -> String {
     format!("{}, masked by {}", for_want_of(masked), mask::means())
 }

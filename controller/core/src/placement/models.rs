@@ -7,7 +7,7 @@ use super::{
 };
 use crate::aliases;
 
-/// Returns the misfit if guests cannot have a model without its `disabled` features, with what the model lacks.
+/// Returns the misfit, with the missing features, if guests cannot have a model without its `disabled` features.
 pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &CpuOffer<'_>) -> Option<Misfit> {
     let there = offer.facts;
     let lack = |blockers: &[String]| offer.missing(blockers, disabled);
@@ -39,9 +39,9 @@ pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &CpuOffer<'_>) 
 
 /// Admits nodes that lack only those features of the model that the manifest disables.
 ///
-/// The label of a model means that guests can have all of it, so a pod that selects on it would never reach such a
-/// node. If there is one, the pod does not select on the label. Instead it avoids, by name, the nodes that lack more
-/// features according to their full sets. A node that is unknown, or that is added later, is not ruled out: there
+/// The label of a model means that guests can have all of it, so a pod that selects on the label would never reach such
+/// a node. If such a node exists, the pod does not select on the label. Instead it avoids, by name, the nodes that lack
+/// more features according to their full sets. A node that is unknown, or that is added later, is not ruled out: its
 /// libvirt refuses the guest and reports the missing features.
 pub fn admit_partial_models<'a>(needs: &mut Requirements, nodes: impl IntoIterator<Item = NodeView<'a>>) {
     let Some(model) = needs.model.clone().filter(|_| !needs.disabled.is_empty()) else {

@@ -48,7 +48,7 @@ use terms::{AffinityTerm, own_terms};
 /// Namespace and name of a pod.
 pub type PodName = (String, String);
 
-/// A pod that another one may have to be near to, or apart from.
+/// A pod that another pod may have to be near to, or apart from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Neighbor {
     node: Arc<str>,
@@ -59,9 +59,9 @@ struct Neighbor {
 /// The pods that are bound to nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Neighbors {
-    /// By namespace and name.
+    /// The pods, by namespace and name.
     pods: HashMap<Arc<str>, HashMap<Box<str>, Neighbor>>,
-    /// Required anti-affinity of those that have one, by namespace and name.
+    /// Required anti-affinity terms of the pods that have any, by namespace and name.
     apart: HashMap<Arc<str>, HashMap<Box<str>, Vec<PodAffinityTerm>>>,
     names: Names,
 }
@@ -69,9 +69,9 @@ pub struct Neighbors {
 /// A launcher pod that is to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Newcomer<'a> {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: &'a BTreeMap<String, String>,
     /// The instance's spec, with the affinity, the spread constraints and the tolerations of the pod.
     pub spec: &'a VirtualMachineInstanceSpec,
@@ -81,10 +81,10 @@ pub struct Newcomer<'a> {
     pub excluded: &'a [String],
 }
 
-/// Differences between the bound pods and those that are expected.
+/// Differences between the pods that are bound now and the pods that are expected to be.
 #[derive(Clone, Debug, Default)]
 pub struct PodMoves {
-    /// Pods that will have left.
+    /// Pods that will have left their nodes.
     left: HashSet<PodName>,
     /// Pods that will have been bound.
     arrived: Vec<Arrived>,
@@ -101,7 +101,7 @@ struct Arrived {
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     near: Vec<Near>,
-    /// By topology key and domain, a pod that must not have this one in its domain.
+    /// By topology key and domain, a pod that must not have the new pod in its domain.
     apart: BTreeMap<(String, String), PodName>,
     spread: Vec<SpreadConstraint>,
 }
@@ -112,7 +112,7 @@ struct Near {
     key: String,
     /// The term's selector as text.
     selector: String,
-    /// The domains with a matching pod; `None` if any domain will do.
+    /// The domains with a matching pod; `None` if any domain is suitable.
     domains: Option<BTreeSet<String>>,
 }
 
@@ -152,7 +152,7 @@ impl Neighbors {
         is_new
     }
 
-    /// Removes a pod. Returns whether it was recorded.
+    /// Removes a pod. Returns whether the pod was recorded.
     pub fn remove(&mut self, namespace: &str, name: &str) -> bool {
         fn take<T>(all: &mut HashMap<Arc<str>, HashMap<Box<str>, T>>, namespace: &str, name: &str) -> bool {
             let Some(inside) = all.get_mut(namespace) else {
@@ -170,8 +170,8 @@ impl Neighbors {
         was_there
     }
 
-    /// Returns what the pods, after these moves, require of the node of a new one. `nodes` returns all nodes; it is
-    /// called only if there is such a requirement.
+    /// Returns the rules that the pods, after these moves, impose on the node of a new pod. `nodes` returns all nodes;
+    /// it is called only if there is such a rule.
     pub fn rules<'n>(
         &self,
         newcomer: &Newcomer<'_>,
@@ -211,7 +211,7 @@ impl Neighbors {
         rules
     }
 
-    /// Calls `visit` with each pod that will be in a namespace, or in any.
+    /// Calls `visit` with each pod that will be in a namespace, or in any namespace.
     fn for_each(&self, namespace: Option<&str>, moves: &PodMoves, mut visit: impl FnMut((&str, &str), &Neighbor)) {
         let all = self
             .pods
@@ -232,7 +232,7 @@ impl Neighbors {
         }
     }
 
-    /// Returns the pods that keep the new one out of their domains: topology key, node, name.
+    /// Returns the pods that keep the new pod out of their domains: topology key, node, name.
     fn guards(&self, newcomer: &Newcomer<'_>, moves: &PodMoves) -> Vec<(String, String, PodName)> {
         let mut guards = Vec::new();
         let mut add = |(namespace, name): (&str, &str), terms: &[PodAffinityTerm], node: &str| {
@@ -259,7 +259,7 @@ impl Neighbors {
         guards
     }
 
-    /// Adds the domains that have a pod of one of the new pod's terms of anti-affinity.
+    /// Adds the domains with a pod that matches one of the new pod's terms of anti-affinity.
     fn add_apart(
         &self,
         rules: &mut Rules,
@@ -278,7 +278,7 @@ impl Neighbors {
                 };
                 let name = (namespace.to_owned(), name.to_owned());
                 let known = rules.apart.entry((term.key().to_owned(), domain.to_owned()));
-                // The least name, so that the message does not depend on the order of a hash map.
+                // The least name is used, so that the message does not depend on the order of a hash map.
                 known
                     .and_modify(|other| *other = name.clone().min(mem::take(other)))
                     .or_insert(name);
@@ -359,7 +359,7 @@ impl Newcomer<'_> {
 }
 
 impl Rules {
-    /// Adds what other pods have against this node.
+    /// Adds the misfits of a node because of other pods.
     pub(super) fn add_misfits(&self, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
         for near in &self.near {
             let domain = node.label(&near.key);
@@ -385,7 +385,7 @@ impl Rules {
         found.extend(self.spread.iter().filter_map(|spread| spread.misfit(node)));
     }
 
-    /// Returns whether other pods have nothing against a node.
+    /// Returns whether no other pod rules out a node.
     pub fn admit(&self, node: &NodeView<'_>) -> bool {
         let mut found = BTreeSet::new();
         self.add_misfits(node, &mut found);

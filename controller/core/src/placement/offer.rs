@@ -19,7 +19,7 @@ pub(super) struct CpuOffer<'a> {
 }
 
 impl<'a> CpuOffer<'a> {
-    /// Returns what a node offers to a guest with these needs; `None` if nothing is known about the node's CPU.
+    /// Returns the offer of a node to a guest with these needs; `None` if nothing is known about the node's CPU.
     pub(super) fn of(node: &NodeView<'a>, needs: &'a Requirements) -> Option<Self> {
         Some(Self {
             lifted: &needs.lifted,
@@ -27,7 +27,7 @@ impl<'a> CpuOffer<'a> {
         })
     }
 
-    /// Returns what a node offers to guests that its whole mask applies to.
+    /// Returns the offer of a node to guests that its whole mask applies to.
     fn of_hardware(node: &NodeView<'a>) -> Option<Self> {
         const NONE: &BTreeSet<String> = &BTreeSet::new();
         let facts = node.virtualization()?;

@@ -10,9 +10,9 @@
 //! First-fit decreasing is a heuristic: it may leave out a guest that a better packing would place. So a crowded-out
 //! guest waits for the guests that it competes with, and is evaluated again once they have moved.
 //!
-//! The scheduler places each target pod by itself and does not know of those to come: it may give the only node that a
-//! guest can have to another one, which has others. So the nodes of guests with few alternatives are reserved: target
-//! pods of other guests avoid them if they can.
+//! The scheduler places each target pod by itself and does not know the pods to come: it may give the only node that
+//! suits one guest to another guest that has alternatives. So the nodes of guests with few alternatives are reserved:
+//! target pods of other guests avoid them if they can.
 
 use std::{
     cmp::Reverse,
@@ -30,7 +30,7 @@ use super::{
     targets::{unlisted_features, unsuitable},
 };
 
-/// A guest is not constrained if more nodes than this suit it: others need not make way for it.
+/// A guest is not constrained if more nodes than this suit it: other guests need not make way for it.
 const MANY: usize = 16;
 
 /// The resources by which guests are ordered: those that guests request in different ratios.
@@ -45,32 +45,33 @@ const FEW: usize = 4;
 pub struct DepartingGuest<'a> {
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
-    /// Its requirements on a node.
+    /// The guest's requirements on a node.
     pub needs: Requirements,
-    /// Its present node.
+    /// The guest's present node.
     pub source: Option<NodeView<'a>>,
-    /// Whether its migration exists and the target pod has no node yet: such a guest comes before others.
+    /// Whether the guest's migration exists and the target pod has no node yet: such a guest comes before others.
     pub has_migration: bool,
     /// Number of failed attempts: guests with failures come after others.
     pub failures: u32,
-    /// Its pods.
+    /// The guest's pods.
     pub pods: Vec<PodName>,
-    /// Labels of its target pod.
+    /// Labels of the guest's target pod.
     pub labels: BTreeMap<String, String>,
-    /// Nodes that its target pod excludes in addition to its requirements.
+    /// Nodes that the guest's target pod excludes in addition to its requirements.
     pub excluded: Vec<String>,
 }
 
 /// The expected result for a guest that leaves together with others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DepartureOutlook {
-    /// There is room for it, for example on this node.
+    /// Another node, for example this one, has room for the guest.
     Fits(String),
-    /// It would fit alone, but others take the room. The text describes the missing resources, for people.
+    /// The guest would fit alone, but other guests take the room. The text is a human-readable list of the missing
+    /// resources.
     Crowded(String),
-    /// No other node can run it. The text describes why, for people.
+    /// No other node can run the guest. The text is the human-readable reason.
     Nowhere(String),
-    /// Unknown.
+    /// The result is unknown.
     #[default]
     Unknown,
 }
@@ -78,17 +79,17 @@ pub enum DepartureOutlook {
 /// The expected results for guests that leave together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackingResult {
-    /// For each guest, in their order.
+    /// The expected result for each guest, in the order of the guests.
     pub outlooks: Vec<DepartureOutlook>,
-    /// For each guest, whether its node is reserved for it: it has few alternatives.
+    /// For each guest, whether its node is reserved for it because it has few alternatives.
     pub reserved: Vec<bool>,
-    /// For each guest that others crowd out, the node that it can have once they have moved, if there is one.
+    /// For each guest that others crowd out, the node that it can have once the others have moved, if there is one.
     pub later: Vec<Option<String>>,
 }
 
 impl PackingResult {
-    /// Returns what becomes of each guest in the end: others that crowd it out have moved then, and a guest that has no
-    /// place beside them has none at all.
+    /// Returns the expected result for each guest in the end, when the guests that crowd it out have moved. A guest
+    /// without room even then has no node at all.
     pub fn eventual(self) -> impl Iterator<Item = DepartureOutlook> {
         self.outlooks
             .into_iter()
@@ -101,8 +102,8 @@ impl PackingResult {
     }
 }
 
-/// Returns what pods, after these moves, require of the node of a new one: [`Neighbors::rules`](super::Neighbors::rules)
-/// of all nodes.
+/// Returns the rules that pods, after these moves, impose on the node of a new pod:
+/// [`Neighbors::rules`](super::Neighbors::rules) of all nodes.
 pub type RulesOf<'f> = &'f dyn Fn(&Newcomer<'_>, &PodMoves) -> Rules;
 
 /// Returns the outlook for each of these guests, in their order. `nodes` are all nodes.
@@ -158,7 +159,7 @@ pub fn pack(guests: &[DepartingGuest<'_>], nodes: &[NodeView<'_>], rules_of: Rul
 /// When a guest is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Time {
-    /// With the others: their present pods are still there.
+    /// Together with the others, whose present pods still exist.
     Now,
     /// Once the others have moved.
     Later,
@@ -167,9 +168,9 @@ enum Time {
 /// Numbers of nodes that a guest can choose from.
 #[derive(Clone, Copy, Debug)]
 struct NodeChoice {
-    /// Nodes that suit it, however full they are, counted up to [`MANY`].
+    /// Number of nodes that suit the guest, however full they are, counted up to [`MANY`].
     suited: usize,
-    /// Those of them that have room before any guest has moved.
+    /// Number of those nodes that have room before any guest has moved.
     with_room: usize,
 }
 
@@ -193,12 +194,12 @@ fn scarcer(guests: &[DepartingGuest<'_>], places: &PackedNodes<'_>) -> &'static 
     }
 }
 
-/// Returns the other one of CPU and memory.
+/// Returns memory for CPU, and CPU for memory.
 fn other_than(resource: &str) -> &'static str {
     if resource == CPU { MEMORY } else { CPU }
 }
 
-/// The nodes and what has been placed on them so far.
+/// The nodes, and the guests that have been placed on them so far.
 struct PackedNodes<'a> {
     nodes: &'a [NodeView<'a>],
     offered: Vec<ResourceAmounts>,
@@ -207,14 +208,14 @@ struct PackedNodes<'a> {
     rules_of: RulesOf<'a>,
     /// Target pods of the guests placed so far.
     arrivals: PodMoves,
-    /// The same, and the guests' other pods have left.
+    /// Target pods of the guests placed so far, after the guests' other pods have left.
     moves: PodMoves,
 }
 
 /// Guests that are suited by the same nodes.
 struct Class {
     key: ClassKey,
-    /// For each node, whether it suits, if that has been evaluated.
+    /// For each node, whether it suits these guests; `None` if that has not been evaluated.
     suits: Vec<Option<bool>>,
     /// Features of these guests that no node lists.
     unlisted: Vec<String>,
@@ -230,7 +231,7 @@ struct ClassKey {
 }
 
 impl ClassKey {
-    /// Returns `None` for a guest with an unknown CPU.
+    /// Returns the key of a guest; `None` if its CPU is unknown.
     fn of(guest: &DepartingGuest<'_>) -> Option<Self> {
         let status = guest.instance.status.as_ref()?;
         let record = status.drydock.as_ref()?;
@@ -317,7 +318,7 @@ impl<'a> PackedNodes<'a> {
         choice
     }
 
-    /// Returns how much of a resource is free on a node, not counting what was placed here.
+    /// Returns how much of a resource is free on a node, not counting the guests placed here.
     fn free(&self, node: usize, resource: &str) -> u64 {
         let taken = self.nodes[node]
             .room
@@ -326,7 +327,7 @@ impl<'a> PackedNodes<'a> {
         self.offered[node].get(resource).saturating_sub(taken)
     }
 
-    /// Yields what a node lacks for a guest, in addition to those placed on it.
+    /// Yields the resources that a node lacks for a guest, in addition to the guests placed on the node.
     fn lacks(&self, guest: &DepartingGuest<'_>, node: usize) -> impl Iterator<Item = Misfit> {
         let (view, placed) = (&self.nodes[node], &self.placed[node]);
         let taken = move |resource: &str| {
@@ -372,8 +373,8 @@ impl<'a> PackedNodes<'a> {
         None
     }
 
-    /// Returns why a guest was not placed, after all others have been. It can wait for the others if it would fit
-    /// without them, or once they have moved.
+    /// Returns why a guest was not placed, after all others have been. The guest can wait for the others if it would
+    /// fit without them, or once they have moved.
     fn explain(&mut self, guest: &DepartingGuest<'_>, class: usize) -> DepartureOutlook {
         let newcomer = guest.newcomer();
         let rules = |moves: &PodMoves| (self.rules_of)(&newcomer, moves);
@@ -426,7 +427,8 @@ impl DepartingGuest<'_> {
     }
 }
 
-/// Returns what prevents a guest from running on a node, however full the node is; `None` for its present node.
+/// Returns everything that prevents a guest from running on a node, however full the node is; `None` for its present
+/// node.
 fn static_misfits(guest: &DepartingGuest<'_>, unlisted: &[String], node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
     if guest.instance.node_name() == Some(node.name) {
         return None;

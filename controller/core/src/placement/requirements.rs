@@ -37,13 +37,14 @@ pub struct Requirements {
     pub host_model: bool,
     /// Whether the guest uses the pod network.
     pub network: bool,
-    /// Its pod's CPU and memory requests.
+    /// CPU and memory requests of the virtual machine's pod.
     pub demand: Demand,
-    /// All of its pod's requests.
+    /// All requests of the virtual machine's pod.
     pub requests: ResourceAmounts,
-    /// Where its volumes can be used, for those that are bound to certain nodes.
+    /// The virtual machine's volumes that only certain nodes can use.
     pub volumes: Vec<BoundVolume>,
-    /// The pod's priority; pods of a lower priority can be preempted for it. `None` if unknown; then all can.
+    /// Priority of the virtual machine's pod; pods of a lower priority can be preempted for it. `None` if unknown; then
+    /// all pods can be preempted.
     pub priority: Option<i32>,
 }
 
@@ -52,7 +53,7 @@ pub struct Requirements {
 pub struct BoundVolume {
     /// Name of the claim.
     pub claim: String,
-    /// The nodes that can use it (`spec.nodeAffinity` of the PersistentVolume).
+    /// The nodes that can use the volume (`spec.nodeAffinity` of the PersistentVolume).
     pub nodes: NodeSelector,
 }
 

@@ -38,9 +38,9 @@ impl ResourceAmounts {
         requests
     }
 
-    /// Returns what a pod takes of its node (the scheduler's `PodRequests`, Kubernetes 1.35): the sum of its
-    /// containers and sidecars, or what an init container needs while it runs, whichever is greater; the pod-level
-    /// requests instead, where set; plus its overhead.
+    /// Returns the resources that a pod takes of its node (the scheduler's `PodRequests`, Kubernetes 1.35): the sum of
+    /// its containers and sidecars, or the resources of an init container while it runs, whichever is greater; the
+    /// pod-level requests instead, where set; plus its overhead.
     pub fn of_pod(pod: &Pod) -> Self {
         let Some(spec) = &pod.spec else {
             return Self::default();
@@ -83,7 +83,8 @@ impl ResourceAmounts {
         total
     }
 
-    /// Returns what a container takes: the maximum of its requests and what the kubelet has granted it so far.
+    /// Returns the resources that a container takes: the maximum of its requests and what the kubelet has granted it so
+    /// far.
     fn of_container(container: &Container, status: Option<&ContainerStatus>, is_infeasible: bool) -> Self {
         let mut taken = Self::default();
         if let Some(status) = status {
@@ -152,7 +153,7 @@ impl ResourceAmounts {
         self.0.retain(|_, amount| *amount > 0);
     }
 
-    /// Raises each amount to at least the other's.
+    /// Raises each amount to at least that of `other`.
     fn raise(&mut self, other: &Self) {
         for (name, amount) in &other.0 {
             let own = self.0.entry(name.clone()).or_default();
@@ -171,15 +172,15 @@ fn is_resize_infeasible(status: &PodStatus) -> bool {
 /// The share of a node that one pod takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodShare {
-    /// Its requests.
+    /// Requests of the pod.
     pub requests: ResourceAmounts,
-    /// Its priority.
+    /// Priority of the pod.
     pub priority: i32,
 }
 
 impl PodShare {
-    /// Returns the node that a pod is bound to and what the pod takes of it; `None` if the pod is unbound, final or
-    /// being deleted.
+    /// Returns the node that a pod is bound to and the share of the node that it takes; `None` if the pod is unbound,
+    /// final or being deleted.
     pub fn of(pod: &Pod) -> Option<(&str, Self)> {
         let node = node_of(pod).filter(|_| pod.metadata.deletion_timestamp.is_none())?;
         let share = Self {
@@ -229,7 +230,7 @@ impl NodeRoom {
         }
     }
 
-    /// Returns whether there are no pods.
+    /// Returns whether the node has no pods.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -258,7 +259,7 @@ pub(super) fn lacks<'a>(
     wanted.chain([(PODS, 1)]).filter_map(move |(resource, requested)| {
         let offered = match offered.known(resource) {
             None | Some(0) if resource == KVM_RESOURCE => return None,
-            // A kubelet reports these, possibly not yet.
+            // A kubelet reports these resources, but possibly not yet.
             None if [CPU, "memory", "ephemeral-storage", PODS].contains(&resource) => return None,
             offered => offered.unwrap_or(0),
         };
@@ -267,7 +268,7 @@ pub(super) fn lacks<'a>(
     })
 }
 
-/// Returns what a node certainly lacks for a pod with these requirements.
+/// Returns the resources that a node certainly lacks for a pod with these requirements.
 pub(super) fn shortages(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit> {
     let Some(allocatable) = node.allocatable else {
         return Vec::new();
@@ -288,7 +289,7 @@ pub(super) fn shortages(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit
         .collect()
 }
 
-/// Adds what a node lacks, unless the node is too small in total, which is reason enough.
+/// Adds the resources that a node lacks, unless the node is too small in total, which is reason enough.
 pub(super) fn add_shortages(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
     for shortage in shortages(needs, node) {
         let is_known = found
@@ -300,8 +301,8 @@ pub(super) fn add_shortages(needs: &Requirements, node: &NodeView<'_>, found: &m
     }
 }
 
-/// Returns an amount of a resource for people. A free amount is rounded down and a requested one is rounded up, so
-/// that they differ whenever the former is too small for the latter.
+/// Returns an amount of a resource as human-readable text. A free amount is rounded down and a requested one is rounded
+/// up, so that they differ whenever the former is too small for the latter.
 pub(super) fn amount(resource: &str, amount: u64, round_up: bool) -> String {
     const GIB: u64 = 1 << 30;
     const MIB: u64 = 1 << 20;

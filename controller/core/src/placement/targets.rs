@@ -22,7 +22,7 @@ use crate::{default_cpu::has_hosts_own, minimum_cpu::Minimum};
 /// Whether another node could run a running instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets {
-    /// Whether one could.
+    /// Whether another node could run the instance.
     pub available: bool,
     /// CamelCase reason.
     pub reason: String,
@@ -30,18 +30,17 @@ pub struct Targets {
     pub message: String,
 }
 
-/// The evaluation stops at this many fitting nodes: enough to know whether there is one, and whether it is the only
-/// one.
+/// The evaluation stops at this many fitting nodes: enough to know whether any node fits, and whether only one does.
 const ENOUGH: usize = 2;
 
-/// Returns whether another node could run a running instance: the guest's actual CPU is compared with the full sets
-/// of what guests can have there, and its pod's requirements are checked. An unknown node does not qualify. libvirt
-/// decides when the guest actually moves.
+/// Returns whether another node could run a running instance: the guest's actual CPU is compared with the full sets of
+/// the node, and its pod's requirements are checked. An unknown node does not qualify. libvirt decides when the guest
+/// actually moves.
 ///
 /// A guest with its host's own CPU, which libvirt never expands, could move to nodes whose processor is the same in
 /// everything that the guest sees.
 ///
-/// `rules` are what other pods require of its node.
+/// `rules` are the rules that other pods impose on the node of the instance's pod.
 ///
 /// If several nodes qualify, they are neither named nor counted: otherwise each cordoned node would change the status
 /// of every guest in the cluster. `nodes` are all nodes. They are evaluated only until the result is known, and once
@@ -255,14 +254,14 @@ pub(super) fn unlisted_features<'a>(
     missing.into_iter().cloned().collect()
 }
 
-/// The results of comparing one guest's CPU with those of nodes, by what they depend on: most nodes of a cluster are
-/// alike, and a comparison with each feature takes 15 µs.
+/// The results of comparing one guest's CPU with those of nodes, by the properties that a result depends on: most nodes
+/// of a cluster are alike, and a comparison with each feature takes 15 µs.
 #[derive(Default)]
 struct Compared<'n>(Vec<(&'n [String], &'n VirtualizationFacts, Vec<Misfit>)>);
 
 impl<'n> Compared<'n> {
     /// Returns the result for a node with these masked features and facts. Calls `compare` unless an alike node was
-    /// compared.
+    /// compared before.
     fn with_alike(
         &mut self,
         masked: &'n [String],
@@ -271,7 +270,7 @@ impl<'n> Compared<'n> {
     ) -> &[Misfit] {
         let host = |facts: &'n VirtualizationFacts| facts.host_model.as_ref().map(|host| (&host.name, &host.disabled));
         let is_alike = |(other_masked, other, _): &(&'n [String], &'n VirtualizationFacts, _)| {
-            // Equal lists of different nodes are one list in memory. If they are not, only time is lost.
+            // Equal lists of different nodes are one list in memory. If they are not, the comparison is only repeated.
             Arc::ptr_eq(&other.features, &facts.features)
                 && Arc::ptr_eq(&other.models, &facts.models)
                 && (*other_masked, &other.withheld, host(other)) == (masked, &facts.withheld, host(facts))
@@ -286,7 +285,7 @@ impl<'n> Compared<'n> {
 
 /// The CPU of a running guest.
 enum GuestsCpu<'a> {
-    /// libvirt expanded it when it started the guest.
+    /// A CPU that libvirt expanded when it started the guest.
     SpelledOut(&'a GuestCpu),
     /// The host's own CPU, with this identity.
     OfHost(String),
@@ -297,14 +296,14 @@ struct RunningGuest<'a> {
     cpu: GuestsCpu<'a>,
     /// Virtualization type, if known.
     virt_type: Option<&'a str>,
-    /// Vendor of the CPU that it runs on, if known.
+    /// Vendor of the CPU that the guest runs on, if known.
     vendor: Option<&'a str>,
-    /// Its present node, if known.
+    /// The guest's present node, if known.
     source: Option<NodeView<'a>>,
 }
 
 impl<'a> RunningGuest<'a> {
-    /// Returns `None` if its CPU is unknown.
+    /// Returns the properties of an instance's guest; `None` if its CPU is unknown.
     fn of(instance: &'a VirtualMachineInstance, source: Option<&NodeView<'a>>) -> Option<Self> {
         let record = instance.status.as_ref()?.drydock.as_ref()?;
         let cpu = match &record.guest_cpu {
@@ -346,7 +345,7 @@ impl<'a> RunningGuest<'a> {
         found
     }
 
-    /// Adds what prevents the guest from running on a node, except for the features `unlisted`.
+    /// Adds the misfits that prevent the guest from running on a node, except for the features `unlisted`.
     fn compare<'n>(
         &self,
         needs: &Requirements,

@@ -1,7 +1,7 @@
 //! The parts of a Node that are removed together with Drydock.
 //!
 //! Cordons, taints and the label of a maintenance are not included: they are removed when their NodeMaintenance ends,
-//! and Drydock is not removed before. Annotations are set by people and stay.
+//! and Drydock is not removed before. Annotations are set by users and stay.
 
 use drydock_api::{
     labels::is_of_drydock,
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 /// Extended resources of the agents' device plugin.
 const RESOURCES: [&str; 1] = [KVM_RESOURCE];
 
-/// Returns the JSON merge patch that removes Drydock's labels from a node; `None` if it has none.
+/// Returns the JSON merge patch that removes Drydock's labels from a node; `None` if the node has none.
 pub fn without_labels(node: &Node) -> Option<Value> {
     let labels = node.metadata.labels.iter().flatten().map(|(key, _)| key);
     let labels: Map<String, Value> = labels
@@ -26,8 +26,8 @@ pub fn without_labels(node: &Node) -> Option<Value> {
 }
 
 /// Returns the strategic merge patch that removes Drydock's conditions and extended resources from a node's status;
-/// `None` if it has none. A kubelet adds a resource again, with the amount 0, until five minutes after its device
-/// plugin has ended.
+/// `None` if the status has none. A kubelet adds a resource again, with the amount 0, until five minutes after its
+/// device plugin has ended.
 pub fn without_status(node: &Node) -> Option<Value> {
     let status = node.status.as_ref()?;
     let conditions: Vec<Value> = status

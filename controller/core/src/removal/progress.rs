@@ -40,9 +40,9 @@ pub fn still_there(pods: &[Pod], nodes: &[Node]) -> Vec<String> {
 /// Nodes whose folders have not been removed yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoldersLeft {
-    /// Ready nodes: their pods will do it.
+    /// Ready nodes, whose pods will remove the folders.
     pub awaited: Vec<String>,
-    /// Nodes that are not ready: an administrator has to do it later.
+    /// Nodes that are not ready: an administrator has to remove the folders later.
     pub unreachable: Vec<String>,
 }
 

@@ -1,9 +1,9 @@
 //! The webhook configuration that makes the API server call the controller before a part of Drydock is deleted.
 //!
-//! It is in no manifest: `kubectl delete -k deploy` deletes the manifests' webhook configurations even if all other
-//! deletions are refused, since webhooks are not called for webhook configurations; a second attempt would then be
-//! admitted. The controller creates and restores it. Its owner is the controller's ClusterRole, with which it is
-//! deleted.
+//! The configuration is in no manifest: `kubectl delete -k deploy` deletes the manifests' webhook configurations even
+//! if all other deletions are refused, since webhooks are not called for webhook configurations; a second attempt would
+//! then be admitted. The controller creates and restores the configuration. Its owner is the controller's ClusterRole,
+//! with which it is deleted.
 
 use drydock_api::removal::{CONFIGURATION, DRYDOCK, OWNER, PART_OF};
 use serde_json::{Value, json};

@@ -82,7 +82,7 @@ fn moves(pod: &str, to: &str) -> ReplicaSpread {
     }
 }
 
-/// Where the replicas are, and their states.
+/// Returns cases with the name, the expected step, and the change of the replicas.
 fn replica_cases() -> Vec<(&'static str, ReplicaSpread, CaseChange)> {
     vec![
         ("two on one node", moves("standby", "two"), |_| {}),

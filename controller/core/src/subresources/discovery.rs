@@ -1,7 +1,7 @@
 //! The documents by which kube-apiserver and clients find the API.
 //!
-//! kube-apiserver aggregates them. While they are not served, it considers the group unavailable, and namespaces cannot
-//! be deleted. So serving them depends on no other component.
+//! kube-apiserver aggregates the documents. While they are not served, it considers the group unavailable, and
+//! namespaces cannot be deleted. So serving them depends on no other component.
 
 use serde_json::{Value, json};
 
@@ -44,8 +44,8 @@ const OF_INSTANCES: [&str; 23] = [
     "evacuate/cancel",
 ];
 
-/// A document that everybody may read; `release` is Drydock's version. [`PublicDocument::Health`] is not among them, since it
-/// depends on the API server.
+/// Returns a document that all users may read; `release` is Drydock's version. `None` for [`PublicDocument::Health`],
+/// which depends on the API server.
 pub fn document(document: &PublicDocument, release: &str) -> Option<Value> {
     Some(match document {
         PublicDocument::Root => root(),
@@ -65,7 +65,7 @@ pub fn document(document: &PublicDocument, release: &str) -> Option<Value> {
     })
 }
 
-/// The result of a check of the API's health: whether the API server responds, with its version.
+/// Returns the result of a check of the API's health: whether the API server responds, with its version.
 pub fn health(api_server: Result<Value, String>) -> Value {
     match api_server {
         Ok(version) => json!({"apiserver": {"connectivity": "ok", "version": version}}),
@@ -138,7 +138,7 @@ fn version(release: &str) -> Value {
     })
 }
 
-/// Swagger 2.0 with the paths of each subresource, for the merged document of kube-apiserver.
+/// Returns the Swagger 2.0 document with the paths of each subresource, for the merged document of kube-apiserver.
 fn open_api(release: &str) -> Value {
     let mut paths = serde_json::Map::new();
     for version in VERSIONS {

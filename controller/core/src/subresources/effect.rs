@@ -10,11 +10,11 @@ pub struct Effect(pub Vec<JsonPatch>);
 /// have changed since.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonPatch {
-    /// The object or subresource that it changes.
+    /// The object or subresource that the patch changes.
     pub written: PatchedPart,
-    /// Its operations.
+    /// Operations of the patch.
     pub operations: Value,
-    /// The operations that undo it if a later patch fails.
+    /// Operations that undo the patch if a later patch fails.
     pub undo: Option<Value>,
 }
 
@@ -23,9 +23,9 @@ pub struct JsonPatch {
 pub enum PatchedPart {
     /// The virtual machine.
     Machine,
-    /// Its status.
+    /// The status of the virtual machine.
     MachineStatus,
-    /// Its instance.
+    /// The instance of the virtual machine.
     Instance,
 }
 

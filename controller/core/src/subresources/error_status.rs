@@ -1,4 +1,4 @@
-//! Why a request fails, as clients read it.
+//! Failures of requests, in the form that clients read.
 
 use serde_json::{Value, json};
 
@@ -11,9 +11,9 @@ pub struct SubresourceError {
     pub code: u16,
     /// Kubernetes' reason for the code.
     pub reason: &'static str,
-    /// Message for users. It is short, because websocket clients read at most 1,024 bytes of the whole body.
+    /// Message for users. The message is short, because websocket clients read at most 1,024 bytes of the whole body.
     pub message: String,
-    /// Which object it is about.
+    /// The object that the failure is about.
     pub object: Option<(GroupResource, String)>,
 }
 
@@ -36,20 +36,20 @@ impl SubresourceError {
         }
     }
 
-    /// There is no such object.
+    /// Returns the failure for an object that does not exist.
     pub fn not_found(resource: GroupResource, name: &str) -> Self {
         let message = format!("{}.kubevirt.io \"{name}\" not found", resource.singular());
         Self::about(404, "NotFound", message, resource, name)
     }
 
-    /// The object is not in a state in which this can be done.
+    /// Returns the failure for an object whose state does not allow the operation.
     pub fn conflict(resource: GroupResource, name: &str, why: &str) -> Self {
         let what = resource.singular();
         let message = format!("Operation cannot be fulfilled on {what}.kubevirt.io \"{name}\": {why}");
         Self::about(409, "Conflict", message, resource, name)
     }
 
-    /// The request itself is wrong.
+    /// Returns the failure for an invalid request.
     pub fn bad_request(why: impl Into<String>) -> Self {
         Self::plain(400, "BadRequest", why.into())
     }
@@ -64,7 +64,7 @@ impl SubresourceError {
         Self::plain(401, "Unauthorized", "Unauthorized".into())
     }
 
-    /// The path is not served.
+    /// Returns the failure for a path that is not served.
     pub fn no_such_path() -> Self {
         Self::plain(
             404,
@@ -73,13 +73,13 @@ impl SubresourceError {
         )
     }
 
-    /// The path is served, but not with this method.
+    /// Returns the failure for a path that is served, but not with this method.
     pub fn method_not_allowed(allowed: &str) -> Self {
         let message = format!("the server does not allow this method on the requested resource; allowed: {allowed}");
         Self::plain(405, "MethodNotAllowed", message)
     }
 
-    /// The user has as many streams as one may have.
+    /// Returns the failure for a user who already has the maximum number of streams.
     pub fn too_many(message: impl Into<String>) -> Self {
         Self::plain(429, "TooManyRequests", message.into())
     }
@@ -98,7 +98,7 @@ impl SubresourceError {
         )
     }
 
-    /// The body of the response.
+    /// Returns the body of the response.
     pub fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status",

@@ -5,10 +5,10 @@ use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use super::{GroupResource, SubresourceError};
 use crate::{drain::NodeMarks, eviction::evacuation_request};
 
-/// Whether a machine has an instance of which an evacuation could be cancelled.
+/// Checks whether a machine has an instance whose evacuation could be cancelled.
 ///
 /// # Errors
-/// 409 if none was created.
+/// 409 if no instance was created.
 pub fn is_started(machine: &VirtualMachine) -> Result<(), SubresourceError> {
     if machine.status.as_ref().is_some_and(|status| status.created) {
         return Ok(());

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 /// Namespace of the ConfigMap.
 pub const NAMESPACE: &str = "kube-system";
-/// Its name.
+/// Name of the ConfigMap.
 pub const CONFIG_MAP: &str = "extension-apiserver-authentication";
 
 /// The certificates and headers with which kube-apiserver identifies itself and its users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrontProxy {
-    /// Certificate authorities of its client certificates, in PEM; empty: none is trusted.
+    /// Certificate authorities of kube-apiserver's client certificates, in PEM; empty: none is trusted.
     pub authorities: String,
     allowed_names: Vec<String>,
     username_headers: Vec<String>,
@@ -26,13 +26,13 @@ pub struct FrontProxy {
 /// A user as kube-apiserver has authenticated it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestUser {
-    /// Its name.
+    /// Name of the user.
     pub name: String,
-    /// Its UID, if it has one.
+    /// UID of the user, if there is one.
     pub uid: Option<String>,
-    /// Its groups.
+    /// Groups of the user.
     pub groups: Vec<String>,
-    /// Its extra attributes.
+    /// Extra attributes of the user.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -51,7 +51,7 @@ impl FrontProxy {
         };
         let names = list("allowed-names");
         Self {
-            // Names that cannot be read must not allow everybody.
+            // If the names cannot be parsed, no client may be allowed.
             authorities: match (&names, data.contains_key("requestheader-allowed-names")) {
                 (None, true) => String::new(),
                 _ => data.get("requestheader-client-ca-file").cloned().unwrap_or_default(),
@@ -70,7 +70,8 @@ impl FrontProxy {
         self.allowed_names.is_empty() || self.allowed_names.iter().any(|name| name == common_name)
     }
 
-    /// The user that the headers of a request name, in lower case as HTTP/2 has them; `None` if they name none.
+    /// Returns the user that the headers of a request name; `None` if they name none. Header names are in lower case,
+    /// as in HTTP/2.
     pub fn user(&self, headers: &[(&str, &str)]) -> Option<RequestUser> {
         let all = |names: &[String]| -> Vec<String> {
             let mut values = Vec::new();
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(FrontProxy::default().user(&headers), None);
     }
 
-    /// Names of headers: those that count, and what may be taken for them.
+    /// Names of headers: those that are evaluated, and similar ones.
     const NAMES: [&str; 9] = [
         "x-remote-user",
         "x-remote-uid",

@@ -1,9 +1,9 @@
 //! Checks of the subresources of an instance: commands to its guest, the streams of its consoles, and connections to
 //! its ports.
 //!
-//! A command is refused while a migration has the guest: what it did on one node could be lost on the other. Its agent
-//! checks the same by libvirt, since the instance may be behind. A guest that only waits for its migration takes commands;
-//! a paused one moves paused.
+//! A command is refused while a migration moves the guest: its effect on one node could be lost on the other. The agent
+//! of the guest's node checks that again by libvirt, since the instance may be outdated. A guest that only waits for
+//! its migration accepts commands; a paused guest stays paused when it moves.
 
 use std::net::IpAddr;
 
@@ -33,18 +33,18 @@ pub struct Close {
 /// The transport of a forwarded port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A connection.
+    /// TCP: one connection.
     Tcp,
-    /// Datagrams, of which each is a message.
+    /// UDP: datagrams, each of which is one message of the websocket.
     Udp,
 }
 
 /// A port of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForwardedPort {
-    /// Its number.
+    /// Number of the port.
     pub number: u16,
-    /// Its transport.
+    /// Transport of the port.
     pub transport: Transport,
 }
 
@@ -72,7 +72,7 @@ fn is_true(instance: &VirtualMachineInstance, type_: &str) -> bool {
     status(instance).is_some_and(|status| status.conditions.iter().any(holds))
 }
 
-/// The node to which a migration moves the guest now, if one does.
+/// Returns the node to which a migration moves the guest now, if a migration does.
 fn migrates_to(instance: &VirtualMachineInstance) -> Option<&str> {
     let state = status(instance)?.migration_state.as_ref()?;
     (!state.has_ended()).then(|| state.target_node.as_deref().unwrap_or("another node"))
@@ -80,12 +80,12 @@ fn migrates_to(instance: &VirtualMachineInstance) -> Option<&str> {
 
 /// Checks a command to the guest of an instance, and returns the instance.
 ///
-/// KubeVirt refuses to pause a guest with a liveness probe, which would fail; Drydock's probes rest while a guest is
-/// paused.
+/// KubeVirt refuses to pause a guest with a liveness probe, which would fail; Drydock's probes are suspended while a
+/// guest is paused.
 ///
 /// # Errors
-/// 404 if there is none, 409 in KubeVirt's words if it is not in a state for the command (400 for `reset`), and 409 while a
-/// migration has it.
+/// 404 if there is no instance, 409 with KubeVirt's message if its state does not allow the command (400 for `reset`),
+/// and 409 while a migration moves the guest.
 pub fn command<'a>(
     name: &str,
     instance: Option<&'a VirtualMachineInstance>,
@@ -129,9 +129,9 @@ pub fn command<'a>(
 /// Checks a stream of the guest of an instance, and returns the instance.
 ///
 /// # Errors
-/// 404 if there is none; 400 where it has no such device, or does not run yet, upon which `virtctl console` tries again;
-/// 409 if it will not run any more. (KubeVirt's code is 400 for an instance that has succeeded, so that its `virtctl` waits
-/// for nothing.)
+/// 404 if there is no instance; 400 if the guest has no such device, or does not run yet, upon which `virtctl console`
+/// tries again; 409 if the guest will not run any more. (KubeVirt's code is 400 for an instance that has succeeded, so
+/// that its `virtctl` waits for nothing.)
 pub fn stream<'a>(
     name: &str,
     instance: Option<&'a VirtualMachineInstance>,
@@ -160,8 +160,8 @@ pub fn stream<'a>(
 ///
 /// # Errors
 /// For a screenshot, the same as for a stream of the display. For all other reports, 404 if there is no instance, and
-/// 409 with KubeVirt's message if it does not run, or its guest agent is not connected. (KubeVirt's code is 500 for
-/// each.)
+/// 409 with KubeVirt's message if the guest does not run, or its guest agent is not connected. (KubeVirt's code is 500
+/// for each.)
 pub fn report<'a>(
     name: &str,
     instance: Option<&'a VirtualMachineInstance>,
@@ -180,19 +180,19 @@ pub fn report<'a>(
     Ok(instance)
 }
 
-/// The node on which the guest of an instance is.
+/// Returns the node on which the guest of an instance is.
 ///
 /// # Errors
-/// 400 if it has none yet.
+/// 400 if the guest has no node yet.
 pub fn node(instance: &VirtualMachineInstance) -> Result<&str, SubresourceError> {
     let node = status(instance).and_then(|status| status.node_name.as_deref());
     node.ok_or_else(|| SubresourceError::bad_request("VMI is not running"))
 }
 
-/// Reads what follows `portforward` in a path.
+/// Parses the part of a path after `portforward`.
 ///
 /// # Errors
-/// 400 if it is not a port and, maybe, a transport.
+/// 400 if that part is not a port, optionally followed by a transport.
 pub fn port(rest: &[String]) -> Result<ForwardedPort, SubresourceError> {
     let (number, transport) = match rest {
         [number] => (number, "tcp"),
@@ -219,10 +219,10 @@ pub fn port(rest: &[String]) -> Result<ForwardedPort, SubresourceError> {
     }
 }
 
-/// The address at which the ports of an instance's guest are reached.
+/// Returns the address at which the ports of an instance's guest are reached.
 ///
 /// # Errors
-/// 409 if it is paused, 400 if it has no address.
+/// 409 if the guest is paused, 400 if it has no address.
 pub fn address(name: &str, instance: &VirtualMachineInstance) -> Result<IpAddr, SubresourceError> {
     if is_true(instance, PAUSED) {
         return Err(conflict(name, "VMI is paused"));
@@ -245,9 +245,9 @@ pub fn refused(name: &str, refusal: &NodeApiRefusal) -> SubresourceError {
 /// Returns why a stream has ended at the guest's side, given the instance with which it began and the current one.
 /// `None` if the reason is unknown: another client has taken the stream, or the connection broke.
 pub fn close(before: &VirtualMachineInstance, now: Option<&VirtualMachineInstance>) -> Option<Close> {
-    /// Going away.
+    /// Code for a stream that does not continue (going away).
     const AWAY: u16 = 1001;
-    /// Service restart: the client may connect again.
+    /// Code for a stream that the client may open again (service restart).
     const AGAIN: u16 = 1012;
     let (code, reason) = match now {
         None => (AWAY, "the virtual machine instance was deleted".to_owned()),
@@ -391,7 +391,7 @@ mod tests {
                 assert_eq!((code, message.as_str()), expected, "{kind:?}");
             }
         }
-        // A picture is taken by QEMU.
+        // QEMU takes the screenshot, without the guest agent.
         assert_eq!(
             outcome(report("vm", Some(&without_agent), GuestReport::Screenshot)).0,
             200

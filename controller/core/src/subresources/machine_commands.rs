@@ -26,9 +26,9 @@ const FORCED_GRACE_PERIOD: i64 = 1;
 pub struct FoundMachine<'a> {
     /// The machine.
     pub machine: &'a VirtualMachine,
-    /// The same as the API server has it.
+    /// The machine in the API server's notation.
     pub written: &'a Value,
-    /// The instance of its name that it owns.
+    /// The instance with the machine's name, if the machine owns it.
     pub instance: Option<&'a VirtualMachineInstance>,
 }
 
@@ -54,17 +54,18 @@ impl<'a> FoundMachine<'a> {
         self.instance?.phase()
     }
 
-    /// Whether the guest has ended.
+    /// Returns whether the guest has ended.
     fn is_final(&self) -> bool {
         self.phase().is_some_and(Phase::is_final)
     }
 
-    /// The instance, unless its guest has ended.
+    /// Returns the instance, unless its guest has ended.
     fn live(&self) -> Option<&'a VirtualMachineInstance> {
         self.instance.filter(|_| !self.is_final())
     }
 
-    /// Requests that the machine's instance is stopped, if there is one to be stopped, and others after it.
+    /// Returns the patch that replaces the machine's pending requests with these. Only a lone request to stop may
+    /// replace pending requests.
     fn request(&self, requests: &[StateChangeRequest]) -> Result<JsonPatch, SubresourceError> {
         let pending = self.written.pointer("/status/stateChangeRequests");
         let is_pending = pending.and_then(Value::as_array).is_some_and(|all| !all.is_empty());
@@ -101,7 +102,7 @@ impl<'a> FoundMachine<'a> {
         })
     }
 
-    /// Sets the run strategy, in the field that the machine has for it.
+    /// Returns the patch that sets the run strategy, in the field that the machine uses for it.
     fn run(&self, runs: bool) -> JsonPatch {
         let strategy = self
             .written
@@ -121,8 +122,8 @@ impl<'a> FoundMachine<'a> {
         }
     }
 
-    /// Shortens the guest's grace period to `seconds`; `None` if it is not longer than that. It cannot be extended,
-    /// because a guest that is already shutting down would not learn of the change.
+    /// Returns the patch that shortens the guest's grace period to `seconds`; `None` if it is not longer than that. A
+    /// grace period cannot be extended, because a guest that is already shutting down would not learn of the change.
     fn shorten(&self, instance: &VirtualMachineInstance, seconds: i64) -> Option<JsonPatch> {
         const PATH: &str = "/spec/terminationGracePeriodSeconds";
         let before = instance.spec.termination_grace_period_seconds;
@@ -158,10 +159,11 @@ fn start_request(paused: bool) -> StateChangeRequest {
     }
 }
 
-/// `start`: runs a machine that does not.
+/// `start`: starts a machine that does not run.
 ///
 /// # Errors
-/// 409 if it runs already, or starts by itself; 500 if a request is pending.
+/// 409 if the machine runs already, starts by itself, or has failed under `RerunOnFailure`; 500 if a request is
+/// pending.
 pub fn start(found: &FoundMachine<'_>, options: &StartOptions) -> Result<Effect, SubresourceError> {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     if found.live().is_some() && !matches!(found.phase(), None | Some(Phase::Unknown)) {
@@ -176,7 +178,7 @@ pub fn start(found: &FoundMachine<'_>, options: &StartOptions) -> Result<Effect,
         RerunOnFailure if found.phase() == Some(Phase::Failed) => {
             return Err(found.conflict("RerunOnFailure does not support starting VM from failed state"));
         }
-        // The controller changes the run strategy itself once it has made the paused instance.
+        // The controller changes the run strategy itself once it has created the paused instance.
         Halted if paused => found.request(&[start_request(true)])?,
         Halted => found.run(true),
         Manual | RerunOnFailure => {
@@ -189,12 +191,13 @@ pub fn start(found: &FoundMachine<'_>, options: &StartOptions) -> Result<Effect,
     Ok(Effect(vec![patch]))
 }
 
-/// `stop`: ends the machine's guest, and keeps it from being started again by itself.
+/// `stop`: ends the machine's guest, and prevents an automatic restart.
 ///
-/// A grace period that is not shorter than the instance's leaves that as it is, where KubeVirt would make it longer.
+/// A grace period that is not shorter than the instance's has no effect; KubeVirt would extend the instance's.
 ///
 /// # Errors
-/// 409 if it does not run; 500 if a request is pending.
+/// 400 for a negative grace period. 409 if there is no guest to stop and the run strategy is neither `Always` nor
+/// `Once`, or if it is `Halted` and the grace period is not shorter.
 pub fn stop(found: &FoundMachine<'_>, options: &StopOptions) -> Result<Effect, SubresourceError> {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     if options.grace_period.is_some_and(|seconds| seconds < 0) {
@@ -222,7 +225,8 @@ pub fn stop(found: &FoundMachine<'_>, options: &StopOptions) -> Result<Effect, S
 /// `restart`: ends the machine's guest and starts it again.
 ///
 /// # Errors
-/// 400 for a grace period other than 0; 409 if it does not run; 500 if a request is pending.
+/// 400 for a grace period other than 0; 409 if the machine has no instance, or has the run strategy `Halted` or `Once`;
+/// 500 if a request is pending.
 pub fn restart(found: &FoundMachine<'_>, options: &Restart) -> Result<Effect, SubresourceError> {
     use RunStrategy::{Halted, Once};
     match options.grace_period_seconds {
@@ -256,10 +260,10 @@ pub fn restart(found: &FoundMachine<'_>, options: &Restart) -> Result<Effect, Su
     Ok(Effect(patches))
 }
 
-/// `migrate`: the migration to be created. `instance` is the one of the machine's name.
+/// `migrate`: returns the spec of the migration to create. `instance` is the instance with the machine's name.
 ///
 /// # Errors
-/// 404 if there is no instance, 409 if it does not run.
+/// 404 if there is no instance, 409 if the instance does not run.
 pub fn migrate(
     name: &str,
     instance: Option<&VirtualMachineInstance>,
@@ -284,7 +288,7 @@ pub fn migrate(
 /// `expand-spec` and `expand-vm-spec`: the machine itself, since Drydock has no instance types.
 ///
 /// # Errors
-/// 400 if it is no machine, is of another namespace, or names an instance type or a preference.
+/// 400 if `machine` is no VirtualMachine, is of another namespace, or names an instance type or a preference.
 pub fn expand(machine: Value, namespace: &str) -> Result<Value, SubresourceError> {
     let is_machine = machine.get("kind").and_then(Value::as_str) == Some("VirtualMachine")
         && machine

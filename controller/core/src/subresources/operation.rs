@@ -15,13 +15,13 @@ pub enum SubresourceOperation {
     Restart,
     /// Creates a migration of a machine's instance.
     Migrate,
-    /// Returns a machine with what instance types stand for.
+    /// Returns a machine with its instance type expanded.
     ExpandSpec,
-    /// The same of a machine that the request has.
+    /// Returns the machine in the request's body with its instance type expanded.
     ExpandGivenSpec,
-    /// Takes away the request that the instance of a machine leaves its node.
+    /// Removes the evacuation request of a machine's instance.
     CancelEvacuationOfMachine,
-    /// The same of an instance.
+    /// Removes the evacuation request of an instance.
     CancelEvacuation,
     /// Sends a command to the guest of an instance.
     Command(GuestCommand),
@@ -31,12 +31,12 @@ pub enum SubresourceOperation {
     Report(GuestReport),
     /// Connects the client to a device of the guest.
     Stream(GuestStream),
-    /// Connects the client to a port of the guest, of an instance or of a machine's.
+    /// Connects the client to a port of the guest of an instance, or of a machine's instance.
     PortForward,
 }
 
 impl SubresourceOperation {
-    /// Returns its name for logs and metrics.
+    /// Returns the operation's name for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Start => "start",

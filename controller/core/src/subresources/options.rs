@@ -7,14 +7,14 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::SubresourceError;
 use crate::go_duration;
 
-/// The one value of `dryRun`.
+/// The only allowed value of `dryRun`.
 const ALL: &str = "All";
 
 /// `start`
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartOptions {
-    /// The guest stands still until it is resumed.
+    /// Whether the guest starts paused, until it is resumed.
     pub paused: Option<bool>,
     /// `["All"]`: nothing is written.
     pub dry_run: Option<Vec<String>>,
@@ -54,7 +54,7 @@ pub struct Migrate {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CancelEvacuation {
-    /// The node that the instance was to leave; empty: whichever it is.
+    /// The node that the instance was to leave; empty: any node.
     pub evacuation_node_name: Option<String>,
     /// `["All"]`: nothing is written.
     pub dry_run: Option<Vec<String>>,
@@ -80,7 +80,7 @@ impl Freeze {
     /// Returns the seconds until the thaw, rounded up; `None`: never.
     ///
     /// # Errors
-    /// In KubeVirt's words if there is no timeout, and 400 if it is none.
+    /// 500 with KubeVirt's message if there is no timeout, and 400 if the timeout is not a duration.
     pub fn thaw_after(&self) -> Result<Option<NonZeroU32>, SubresourceError> {
         let Some(text) = &self.unfreeze_timeout else {
             return Err(SubresourceError::internal(
@@ -119,7 +119,7 @@ pub fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Subresource
     Ok(options.unwrap_or_default())
 }
 
-/// Whether nothing is to be written.
+/// Returns whether nothing is to be written.
 ///
 /// # Errors
 /// 400 if there is another value than `All`.

@@ -5,20 +5,20 @@ use super::{GROUP, VERSIONS};
 /// The target of a request's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiPath {
-    /// A document that everybody may read.
+    /// A document that all users may read.
     Open(PublicDocument),
     /// A subresource, which requires permission.
     Target(SubresourceTarget),
-    /// No known path.
+    /// An unknown path.
     Unknown,
 }
 
-/// A document that everybody may read.
+/// A document that all users may read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublicDocument {
-    /// `/`: the paths that there are.
+    /// `/`: the list of paths.
     Root,
-    /// `/apis`: the one group.
+    /// `/apis`: the only group.
     Groups,
     /// `/apis/GROUP`.
     Group,
@@ -28,9 +28,9 @@ pub enum PublicDocument {
     OpenApi,
     /// The version, as `virtctl` compares it with its own.
     Version,
-    /// Where `virtctl guestfs` finds its image.
+    /// The location of the image for `virtctl guestfs`.
     Guestfs,
-    /// Whether the API works.
+    /// The health of the API.
     Health,
 }
 
@@ -72,9 +72,9 @@ pub struct SubresourceTarget {
     pub version: &'static str,
     /// Namespace of the object.
     pub namespace: String,
-    /// Its resource.
+    /// Resource of the object.
     pub resource: GroupResource,
-    /// Its name; empty for [`GroupResource::ExpandSpec`].
+    /// Name of the object; empty for [`GroupResource::ExpandSpec`].
     pub name: String,
     /// The subresource, as roles name it: of `portforward` without port and protocol.
     pub subresource: String,

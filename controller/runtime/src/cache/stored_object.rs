@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// dictionary for each object.
 const DICTIONARY_BYTES: usize = 16 << 10;
 
-/// An object, decoded or serialized: its structs take several times the memory of its text.
+/// An object in a cache, decoded or serialized: a decoded object takes several times the memory of its text.
 #[derive(Debug)]
 pub(crate) enum StoredObject<K> {
     /// Decoded.
@@ -23,7 +23,7 @@ pub(crate) enum StoredObject<K> {
 #[derive(Debug)]
 pub(crate) struct CompressedObject<K> {
     text: Arc<[u8]>,
-    /// The dictionary it was compressed with.
+    /// The dictionary with which the object was compressed.
     dictionary: Arc<[u8]>,
     read: fn(&[u8]) -> Option<K>,
 }
@@ -100,8 +100,8 @@ impl<K> StorageFormat<K> {
 }
 
 impl<K> StoredObject<K> {
-    /// Returns the object, or `None` if its own serialization cannot be decoded. No kind is known for which that
-    /// happens.
+    /// Returns the object, or `None` if its own serialization cannot be decoded. No kind is known for which decoding
+    /// fails.
     pub(crate) fn open(&self) -> Option<Arc<K>> {
         match self {
             Self::Whole(object) => Some(Arc::clone(object)),
@@ -114,7 +114,7 @@ impl<K> StoredObject<K> {
         }
     }
 
-    /// Returns whether both are the same allocation.
+    /// Returns whether both objects are the same allocation.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => Arc::ptr_eq(one, other),

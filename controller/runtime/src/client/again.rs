@@ -2,8 +2,8 @@
 //!
 //! The API server closes a connection after 90 s of idle time, and so does this client. A request that is sent at that
 //! moment finds its connection closed and would fail without need. RFC 9110 section 9.2.2 allows an idempotent request
-//! to be sent again. Idempotent are reads, and server-side apply, which declares the state of an object instead of a
-//! change. All other requests fail, and the caller decides.
+//! to be sent again. Reads are idempotent; server-side apply is, too, since it declares the state of an object instead
+//! of a change. All other requests fail, and the caller decides.
 
 use super::{ApiOperation, ClientMetrics};
 use http::{Method, Request, Response, header::CONTENT_TYPE};

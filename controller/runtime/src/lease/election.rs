@@ -8,8 +8,8 @@
 //! first. A write whose response is lost makes no candidate the leader. Terms of two candidates therefore cannot
 //! overlap as long as their clocks run equally fast to within the factor `duration / renew_within` (1.5 by default).
 //!
-//! Deleting the Lease breaks mutual exclusion for a candidate that has never observed it. Candidates that have still
-//! wait out the full duration.
+//! Deleting the Lease breaks mutual exclusion for a candidate that has never observed it. Candidates that have observed
+//! it still wait for the full duration.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 pub(super) struct Terms {
     /// Time for which others wait for a renewal.
     pub(super) duration: Duration,
-    /// Time for which the leader leads after a renewal: less than `duration`.
+    /// Time for which the leader leads after a renewal. Less than `duration`.
     pub(super) renew_within: Duration,
     /// Interval at which the leader renews and others read the Lease.
     pub(super) retry_every: Duration,
@@ -40,7 +40,7 @@ impl Default for Terms {
 pub(super) struct LeaseRecord {
     /// The holder's identity; empty if the Lease is free.
     pub(super) holder: String,
-    /// Time for which its holder wants others to wait.
+    /// Time for which the holder requests other candidates to wait.
     pub(super) duration: Duration,
     /// Number of changes of the holder.
     pub(super) transitions: i32,
@@ -75,7 +75,7 @@ pub(super) enum Response {
     /// The state of the Lease (after the write, if the request was one).
     Is(LeaseRecord),
     Missing,
-    /// The version has changed, or another candidate created the Lease in the meantime.
+    /// The version has changed, or another candidate has created the Lease in the meantime.
     Conflict,
     /// The request may or may not have been executed.
     Unknown,
@@ -94,7 +94,7 @@ pub(super) struct Election {
     identity: String,
     terms: Terms,
     seen: KnownLease,
-    /// When the last confirmed write that made or kept this candidate the holder was sent.
+    /// Send time of the last confirmed write that made or kept this candidate the holder.
     confirmed: Option<Instant>,
     /// When to send the next request.
     next: Instant,
@@ -110,12 +110,12 @@ enum KnownLease {
     },
     /// The Lease does not exist. A candidate that has seen one before creates a new one only from `free_at` on.
     Missing { free_at: Instant },
-    /// The Lease has this state since `since`, when the change was observed.
+    /// The Lease has had this state since `since`, when the change was observed.
     Is { record: LeaseRecord, since: Instant },
 }
 
 impl Election {
-    /// Creates a candidate that knows nothing yet.
+    /// Creates a candidate that does not know the state of the Lease.
     pub(super) fn new(identity: String, terms: Terms, now: Instant) -> Self {
         Self {
             identity,
@@ -126,7 +126,7 @@ impl Election {
         }
     }
 
-    /// Returns until when this candidate leads, if it does.
+    /// Returns the end of this candidate's leadership; `None` if it does not lead.
     pub(super) fn leads_until(&self, now: Instant) -> Option<Instant> {
         let until = self.confirmed? + self.terms.renew_within;
         (now < until).then_some(until)
@@ -169,7 +169,7 @@ impl Election {
                         self.confirmed = Some(sent);
                         self.next = sent + self.terms.retry_every;
                     } else {
-                        // The response to a write of ours was lost. Only a confirmed write counts.
+                        // The response to a write of this candidate was lost. Only a confirmed write counts.
                         self.next = now;
                     }
                 } else {
@@ -179,12 +179,13 @@ impl Election {
                 }
                 self.saw(record, now);
                 if let (KnownLease::Is { record, since }, false) = (&self.seen, written) {
-                    // Instead of repeated reads just before the Lease becomes free: take it at that moment.
+                    // Just before the Lease becomes free, the candidate does not read it repeatedly, but takes it at
+                    // that moment.
                     self.next = self.next.min((*since + self.patience(record)).max(now));
                 }
             }
             Response::Missing => {
-                // The holder may not know of the deletion yet.
+                // The holder may not have noticed the deletion yet.
                 let seen_before = match &self.seen {
                     KnownLease::Unsure { last: None } => None,
                     KnownLease::Missing { free_at } => Some(*free_at),
@@ -202,7 +203,7 @@ impl Election {
                 let free_at = seen_before.unwrap_or(now);
                 self.confirmed = None;
                 self.seen = KnownLease::Missing { free_at };
-                // If even a write returns 404, the namespace is missing.
+                // If a write also returns 404, the namespace is missing.
                 self.next = if *action == LeaseRequest::Read {
                     later.min(free_at.max(now))
                 } else {
@@ -214,7 +215,7 @@ impl Election {
                 self.next = now;
             }
             Response::Unknown => {
-                // The version may have changed; a renewal can simply be repeated, since a conflict would reveal that.
+                // The version may have changed. A renewal can be repeated, since a conflict would reveal the change.
                 if !matches!(action, LeaseRequest::Renew { .. }) {
                     self.unsure();
                 }
@@ -223,14 +224,16 @@ impl Election {
         }
     }
 
-    /// Another candidate has released the Lease: read it now instead of at the next regular time.
+    /// Handles the release of the Lease by another candidate: reads the Lease now instead of at the next regular time.
     pub(super) fn released(&mut self, now: Instant) {
         if self.leads_until(now).is_none() {
             self.next = now;
         }
     }
 
-    /// Ends the leadership voluntarily. Returns the request that releases the Lease, so that others need not wait.
+    /// Ends the leadership voluntarily.
+    ///
+    /// Returns the request that releases the Lease, so that other candidates need not wait.
     pub(super) fn resign(&mut self, now: Instant) -> Option<LeaseRequest> {
         let leads = self.leads_until(now).is_some();
         self.confirmed = None;

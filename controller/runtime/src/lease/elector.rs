@@ -35,7 +35,7 @@ use tokio_util::{
 
 /// Time limit of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time within which work under a term has to end; otherwise the process stops without releasing the Lease.
+/// Time limit for work under a term to end. If it does not end, the process stops without releasing the Lease.
 const WORK_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The Lease to acquire, and the identity of the candidate.
@@ -45,9 +45,9 @@ pub struct Candidacy {
     pub namespace: String,
     /// The Lease's name.
     pub name: String,
-    /// The candidate's identity. Unique to this process; not even its successor in the same pod may use the same.
+    /// The candidate's identity. Unique to this process; a successor in the same pod must not use it either.
     pub identity: String,
-    /// The labels of the Lease, if this candidate creates it.
+    /// The labels of the Lease, used if this candidate creates it.
     pub labels: BTreeMap<String, String>,
     /// The field manager of writes.
     pub field_manager: &'static str,
@@ -55,13 +55,13 @@ pub struct Candidacy {
 
 /// The exclusive right to act for a limited time.
 ///
-/// A task that acts under it keeps a clone, and ends and drops it when [`lost`](Self::lost) is cancelled. When the
-/// process stops, the Lease is released as soon as no clone is left, so that the next leader need not wait.
+/// A task that acts under the term keeps a clone, and ends and drops it when [`lost`](Self::lost) is cancelled. When
+/// the process stops, the Lease is released as soon as no clone is left, so that the next leader need not wait.
 #[derive(Clone, Debug)]
 pub struct LeaderTerm {
     lost: CancellationToken,
     base: Instant,
-    /// In milliseconds after `base`.
+    /// End of the term, in milliseconds after `base`.
     until: Arc<AtomicU64>,
     _acting: Arc<TaskTrackerToken>,
 }
@@ -73,9 +73,11 @@ impl LeaderTerm {
         &self.lost
     }
 
-    /// Returns whether the term lasts, by the clock and not only by notification. To be called right before a write:
-    /// after a long pause of the process, the end of the term may not have been signalled yet. A term that has ended by
-    /// the clock does not go on, even if a late response shows that the Lease was renewed in time: another term follows.
+    /// Returns whether the term lasts, by the clock and not only by notification.
+    ///
+    /// To be called right before a write: after a long pause of the process, the end of the term may not have been
+    /// signalled yet. A term that has ended by the clock does not continue, even if a late response shows that the
+    /// Lease was renewed in time: a new term follows.
     pub fn is_valid(&self) -> bool {
         let until = self.base + Duration::from_millis(self.until.load(Ordering::Acquire));
         if Instant::now() >= until {
@@ -84,8 +86,10 @@ impl LeaderTerm {
         !self.lost.is_cancelled()
     }
 
-    /// Runs `work` until the term ends. It is not polled after the end by the clock, even if that has not been signalled
-    /// yet: after a pause of the process, it sends nothing more.
+    /// Runs `work` until the term ends.
+    ///
+    /// `work` is not polled after the end of the term by the clock, even if the end has not been signalled yet: after a
+    /// pause of the process, `work` sends no further request.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         let while_valid = poll_fn(|context| {
@@ -108,14 +112,15 @@ impl LeaderTerm {
 /// Whether this process leads. Clones share one state.
 ///
 /// # Guarantees
-/// At most one of all candidates for a Lease has a valid [`LeaderTerm`] at any time; see the module `election` for the
+/// At any time, at most one of all candidates for a Lease has a valid [`LeaderTerm`]; see the module `election` for the
 /// reason.
 #[derive(Clone, Debug)]
 pub struct Leadership(watch::Receiver<Option<LeaderTerm>>);
 
 impl Leadership {
-    /// Competes for the Lease until the process stops, then releases it. `released` is notified when another candidate
-    /// has released it, as by [`releases`].
+    /// Competes for the Lease until the process stops, then releases it.
+    ///
+    /// `released` is notified when another candidate has released the Lease, for example by [`releases`].
     pub fn stand(process: &Process, client: Client, candidacy: Candidacy, released: Trigger) -> Self {
         let (current, receiver) = watch::channel(None);
         let elector = Elector {
@@ -153,8 +158,9 @@ impl Leadership {
     }
 }
 
-/// Watches the Lease, and notifies the returned trigger when it is free. A standby that only polled the Lease would
-/// leave the cluster without a leader until its next poll.
+/// Watches the Lease, and notifies the returned trigger when the Lease is free.
+///
+/// A standby that only polled the Lease would leave the cluster without a leader until its next poll.
 pub fn releases(client: &Client, watches: &WatchStarter, candidacy: &Candidacy) -> Trigger {
     let signal = Trigger::new();
     let notify = signal.clone();
@@ -212,7 +218,7 @@ impl Elector {
                     else {
                         break;
                     };
-                    // The term ended while the request was in flight: it may still have been executed.
+                    // The term ended while the request was in flight: the API server may still have executed it.
                     let response =
                         response.unwrap_or_else(|| RequestOutcome::Unknown("the term ended meanwhile".to_owned()));
                     let response = self.log(response);
@@ -224,7 +230,7 @@ impl Elector {
         self.resign().await;
     }
 
-    /// Awaits `doing`, but at most until the end of the current term.
+    /// Awaits `doing`, at most until the end of the current term.
     async fn unless_the_term_ends<T>(&self, doing: impl Future<Output = T>) -> Option<T> {
         let end = self
             .current

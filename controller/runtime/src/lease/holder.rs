@@ -32,40 +32,40 @@ pub struct Holding {
     pub namespace: String,
     /// The Lease's name.
     pub name: String,
-    /// The holder's identity. Unique to this process; not even its successor on this machine may use the same.
+    /// The holder's identity. Unique to this process; a successor on this machine must not use it either.
     pub identity: String,
     /// Interval of renewals.
     pub renew_every: Duration,
     /// Time after a renewal for which the Lease counts as held.
     pub duration: Duration,
-    /// The Lease's labels.
+    /// Labels of the Lease.
     pub labels: BTreeMap<String, String>,
-    /// The Lease's owners: it is deleted with them.
+    /// Owners of the Lease: the Lease is deleted with them.
     pub owners: Vec<OwnerReference>,
     /// The field manager of writes.
     pub field_manager: &'static str,
 }
 
-/// The holder of the Lease, as far as is known.
+/// The known holder of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HolderState {
-    /// We do not hold it and have not tried to.
+    /// This process does not hold the Lease and has not tried to take it.
     #[default]
     NotTaken,
-    /// We are about to take it.
+    /// This process is about to take the Lease.
     Taking,
-    /// We hold it.
+    /// This process holds the Lease.
     Ours,
-    /// Another process holds it: we have to stop acting, and no longer renew it.
+    /// Another process holds the Lease: this process has to stop acting, and no longer renews the Lease.
     By(String),
 }
 
 /// Holds a Lease. Clones share one state.
 ///
 /// # Guarantees
-/// - Taking it and renewing it are one request each.
-/// - A Lease of another holder is never renewed by us: a renewal carries the resource version.
-/// - A deleted Lease is created again while we hold it.
+/// - Taking and renewing the Lease are one request each.
+/// - This process never renews a Lease of another holder: a renewal carries the resource version.
+/// - A deleted Lease is created again while this process holds it.
 ///
 /// # Assumptions
 /// The caller of [`take_over`](Self::take_over) is entitled to the Lease (it holds an exclusive lock): the Lease is
@@ -80,8 +80,9 @@ struct Wish {
 }
 
 impl LeaseHolder {
-    /// Prepares to hold the Lease; sends nothing until [`take_over`](Self::take_over). `changed` is notified whenever
-    /// the holder changes.
+    /// Prepares to hold the Lease, and sends nothing until [`take_over`](Self::take_over).
+    ///
+    /// `changed` is notified whenever the holder changes.
     pub fn start(process: &Process, client: Client, holding: Holding, changed: &Trigger) -> Self {
         let holder = Self(Arc::default(), Trigger::new());
         let keeper = LeaseKeeper {
@@ -119,7 +120,7 @@ impl LeaseHolder {
         self.1.notify();
     }
 
-    /// Returns the holder.
+    /// Returns the known holder.
     pub fn held(&self) -> HolderState {
         self.0.lock().held.clone()
     }
@@ -130,7 +131,8 @@ impl LeaseHolder {
 enum NextAction {
     Idle,
     Take,
-    /// It was deleted while it was ours; a process that created it in the meantime holds it.
+    /// Create the Lease, which was deleted while this process held it. If another process has created it in the
+    /// meantime, that process holds it.
     Make,
     Renew {
         version: String,
@@ -141,7 +143,7 @@ enum NextAction {
 /// The result of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ActionResult {
-    /// The state of the Lease.
+    /// The Lease has this holder and this resource version.
     Is {
         holder: String,
         version: String,
@@ -151,11 +153,11 @@ enum ActionResult {
     Unknown,
 }
 
-/// When to perform the next action.
+/// Time of the next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Now,
-    /// When a renewal is due.
+    /// At the time of the next renewal.
     InTime,
     /// After a delay, because of a failure or a conflict.
     Later,
@@ -165,7 +167,8 @@ enum When {
 fn next(phase: NextAction, result: ActionResult, identity: &str) -> (NextAction, When) {
     match (phase, result) {
         (NextAction::Idle, _) => (NextAction::Idle, When::Now),
-        // Another client has changed the Lease, and may do so again before each renewal.
+        // The read was necessary because another client has changed the Lease, which may happen again before each
+        // renewal.
         (NextAction::Read, ActionResult::Is { holder, version }) if holder == identity => {
             (NextAction::Renew { version }, When::Later)
         }
@@ -173,9 +176,9 @@ fn next(phase: NextAction, result: ActionResult, identity: &str) -> (NextAction,
             (NextAction::Renew { version }, When::InTime)
         }
         (_, ActionResult::Is { .. }) => (NextAction::Idle, When::Now),
-        // Both create the Lease if necessary, so a 404 means that the namespace is missing.
+        // Both actions create the Lease if necessary, so a 404 means that the namespace is missing.
         (phase @ (NextAction::Take | NextAction::Make), ActionResult::Missing) => (phase, When::Later),
-        // Another client has created the Lease and deleted it again, or has deleted it after each change.
+        // Another client has created the Lease and deleted it again, or deletes it after each change.
         (NextAction::Read, ActionResult::Missing) => (NextAction::Make, When::Later),
         (_, ActionResult::Missing) => (NextAction::Make, When::Now),
         (NextAction::Take, ActionResult::Conflict) => (NextAction::Take, When::Later),
@@ -281,7 +284,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Returns the complete Lease as written by take and make.
+    /// Returns the complete Lease, as the actions take and make write it.
     fn whole(&self) -> Lease {
         let now = MicroTime(clock::now());
         let holding = &self.holding;

@@ -1,4 +1,4 @@
-//! The metric of leader election, under the name and with the label of client-go's.
+//! The metric of leader election, with the name and the label that client-go uses.
 
 use std::fmt;
 
@@ -10,7 +10,9 @@ use prometheus_client::{
 
 use super::Leadership;
 
-/// Exports whether this process leads, by the clock at the scrape: after a long pause of the process it does not.
+/// Exports whether this process leads, according to the clock at the scrape.
+///
+/// After a long pause of the process, it does not lead.
 #[derive(Debug)]
 pub struct LeaderStatus {
     lease: &'static str,

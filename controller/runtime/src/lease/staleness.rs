@@ -7,23 +7,26 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Detects stale Leases by observation: a Lease is stale if its state has not changed for `after` since we first
-/// observed that state. `Stamp` is a value that changes with each renewal, such as the renew time.
+/// Detects stale Leases by observation.
+///
+/// A Lease is stale if its state has not changed for `after` since this process first observed that state. `Stamp` is a
+/// value that changes with each renewal, such as the renew time.
 ///
 /// # Caveats
-/// Without observation there is no basis for a decision: when the watch breaks call [`blind`](Self::blind), and
-/// [`restart`](Self::restart) when it recovers. Otherwise all Leases that were renewed unobserved count as stale. A watch
-/// whose connection dies without an end is not seen to break: [`confirm`](Self::confirm) what follows from a stale Lease.
+/// Without observation there is no basis for a decision: when the watch breaks, call [`blind`](Self::blind), and call
+/// [`restart`](Self::restart) when it recovers. Otherwise all Leases that were renewed unobserved count as stale. If a
+/// connection dies without being closed, the watch does not report that it is broken: call [`confirm`](Self::confirm)
+/// before acting on a stale Lease.
 #[derive(Clone, Debug)]
 pub struct Staleness<Stamp> {
     after: Duration,
     seen: HashMap<Arc<str>, LastChange<Stamp>>,
-    /// The same Leases, in the order in which they become stale.
+    /// All Leases of `seen`, in the order in which they become stale.
     order: BTreeSet<(Instant, Arc<str>)>,
     blind: bool,
-    /// Since when all Leases have been observed without a gap.
+    /// Time since which all Leases have been observed without a gap.
     complete_since: Option<Instant>,
-    /// When Leases were deleted, kept as long as their holders may not have created them again yet.
+    /// Deletion times of Leases, kept for `after`: within this time, a live holder creates its Lease again.
     deleted: HashMap<Arc<str>, Instant>,
 }
 
@@ -46,7 +49,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         }
     }
 
-    /// Records an observation of a Lease. Returns whether it is a change; an equal stamp is none.
+    /// Records an observation of a Lease. Returns whether the Lease has changed: an equal stamp is no change.
     pub fn observe(&mut self, name: &str, stamp: Stamp, now: Instant) -> bool {
         if self.seen.get(name).is_some_and(|seen| seen.stamp == stamp) {
             return false;
@@ -94,8 +97,10 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         !self.blind && self.seen.get(name).is_some_and(|seen| now >= seen.since + self.after)
     }
 
-    /// Returns whether there is no such Lease: all Leases have been observed for as long as a holder may leave one
-    /// unrenewed, so a live holder has had the time to create a deleted Lease again.
+    /// Returns whether the Lease has been absent for long enough to count as missing.
+    ///
+    /// All Leases have then been observed for as long as a holder may leave its Lease unrenewed, so a live holder has
+    /// had the time to create a deleted Lease again.
     pub fn is_absent(&self, name: &str, now: Instant) -> bool {
         let passed = |since: Instant| now >= since + self.after;
         self.complete_since.is_some_and(passed)
@@ -103,8 +108,10 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
             && self.deleted.get(name).copied().is_none_or(passed)
     }
 
-    /// Records the stamp that the API server itself has returned, `None` if there is no such Lease. Returns whether the
-    /// Lease is stale or absent all the same: a renewal or deletion that the watch has not shown counts from now.
+    /// Records a stamp that the API server has returned; `None` if the Lease does not exist.
+    ///
+    /// Returns whether the Lease is nevertheless stale or absent: the time of a renewal or deletion that the watch has
+    /// not shown starts now.
     pub fn confirm(&mut self, name: &str, read: Option<Stamp>, now: Instant) -> bool {
         match read {
             Some(stamp) => _ = self.observe(name, stamp, now),
@@ -121,7 +128,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         due.chain([complete + self.after]).filter(|due| *due > now).min()
     }
 
-    /// Returns the stale Leases, the longest stale first.
+    /// Returns the stale Leases, starting with the longest stale one.
     pub fn stale(&self, now: Instant) -> impl Iterator<Item = &str> {
         let until = move |(since, _): &&(Instant, Arc<str>)| now >= *since + self.after;
         let judged = (!self.blind).then_some(&self.order);
@@ -182,7 +189,7 @@ mod tests {
         assert_eq!(names(&staleness, back), ["n1"]);
         staleness.blind();
         assert!(names(&staleness, back).is_empty() && !staleness.is_stale("n1", back));
-        // Before the end of the new list, only a part of the Leases has been observed again.
+        // Before the end of the new list, the watch has reported only some of the Leases again.
         staleness.observe("n2", 1, back);
         assert_eq!(staleness.next(back), None);
         staleness.restart(back);
@@ -219,7 +226,8 @@ mod tests {
     fn stale_or_absent_lease_is_confirmed_by_an_equal_read() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        // What the watch has shown, what the API server returns at 40 s, and whether the holder is unresponsive.
+        // The stamp that the watch has shown, the stamp that the API server returns at 40 s, and whether the holder is
+        // unresponsive.
         for (shown, read, unresponsive) in [
             (Some(1), Some(1), true),
             (Some(1), Some(2), false),
@@ -237,7 +245,7 @@ mod tests {
                 unresponsive,
                 "{shown:?} {read:?}"
             );
-            // Without another change it is so once the whole time has passed again.
+            // Without another change, the holder counts as unresponsive only once the whole time has passed again.
             assert_eq!(
                 staleness.confirm("n1", read, at(79)),
                 unresponsive,
@@ -245,7 +253,7 @@ mod tests {
             );
             assert!(staleness.confirm("n1", read, at(80)), "{shown:?} {read:?}");
         }
-        // While the watch is broken, or was meanwhile, an equal stamp proves nothing.
+        // While the watch is broken, or if it was broken in the meantime, an equal stamp proves nothing.
         let mut staleness = Staleness::new(AFTER);
         staleness.observe("n1", 1, at(0));
         staleness.blind();

@@ -1,5 +1,7 @@
-//! Detects whether the API server accepts a watch. kube's watcher does not report this: it emits nothing until
-//! something changes, which can take days for an object that seldom changes.
+//! Detects whether the API server accepts a watch.
+//!
+//! kube's watcher does not report this: it emits nothing until something changes, which can take days for an object
+//! that seldom changes.
 
 use http::{Request, Response};
 use kube::{Client, client::Body};
@@ -12,16 +14,18 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 use tower::{BoxError, Service};
 
-/// Minimum time between the starts of two watches. kube's watcher reconnects immediately when a watch ends; this
-/// prevents a busy loop if an intermediary cuts every watch short.
+/// Minimum time between the starts of two watches.
+///
+/// kube's watcher reconnects immediately when a watch ends. The minimum prevents a busy loop if an intermediary cuts
+/// every watch short.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 
-/// Notifies when a watch was accepted.
+/// Notifies the waiting task when the API server has accepted a watch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Acceptance(Arc<Notify>);
 
 impl Acceptance {
-    /// Waits until a watch is accepted.
+    /// Waits until the API server accepts a watch.
     pub(super) async fn given(&self) {
         self.0.notified().await;
     }

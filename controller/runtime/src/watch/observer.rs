@@ -25,7 +25,7 @@ pub(super) struct Observer<K> {
     metrics: WatchMetrics,
 }
 
-/// A list that is being received.
+/// A list whose objects are being received.
 struct ListInProgress<K> {
     objects: HashMap<Key, StoredObject<K>>,
     unreadable: BTreeMap<Key, String>,
@@ -71,10 +71,10 @@ impl<K: Resource> Observer<K> {
         self.name
     }
 
-    /// Processes an event. Returns whether it shows that the API server responds.
+    /// Processes an event. Returns whether the event shows that the API server responds.
     pub(super) fn observe(&mut self, event: watcher::Event<TolerantDecode<K>>) -> bool {
         match event {
-            // Only announces that a list is about to be requested.
+            // This event only announces that a list is about to be requested.
             watcher::Event::Init => {
                 self.listing = ListInProgress::default();
                 return false;
@@ -155,7 +155,7 @@ impl<K: Resource> Observer<K> {
         let mut changed = Vec::new();
         for (key, new) in &objects {
             let old = self.cache.kept(key);
-            // The same allocation was taken over from the cache: no change.
+            // An object that is the same allocation was taken over from the cache: it has not changed.
             if !old.as_ref().is_some_and(|old| old.is(new)) {
                 changed.push((key.clone(), [old, Some(new.clone())]));
             }
@@ -214,7 +214,7 @@ impl<K: Resource> Observer<K> {
         self.dispatch(&CacheChange::Unreadable { key });
     }
 
-    /// Clears the problem: an event has arrived.
+    /// Clears the problem, because an event has arrived.
     pub(super) fn sees_again(&mut self) {
         let synced = self.cache.sync_state().synced;
         self.sees(synced, None);
@@ -266,8 +266,8 @@ impl<K: Resource> Observer<K> {
 /// Returns whether both are the same state of an object; `kept` may have been pruned.
 fn same_version<K: Resource>(kept: &K, listed: &K) -> bool {
     let (kept, listed) = (kept.meta(), listed.meta());
-    // Names are reused, versions are not: the uid distinguishes states only after a reset of the API server's storage. So a uid
-    // that was pruned to save memory is not compared.
+    // Names are reused, versions are not: the UID distinguishes states only after a reset of the API server's storage.
+    // A UID that was pruned to save memory is therefore not compared.
     let same_uid = kept.uid.is_none() || kept.uid == listed.uid;
     same_uid && kept.resource_version.is_some() && kept.resource_version == listed.resource_version
 }

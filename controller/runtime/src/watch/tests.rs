@@ -269,7 +269,7 @@ async fn changes_are_notified(compressed: bool) {
 async fn bookmarks_and_reconnects_wake_no_task() {
     for compressed in [false, true] {
         reconnects_are_quiet(compressed, |_| ()).await;
-        // What a reader does not need may be pruned, also the UID.
+        // Fields that a reader does not need may be pruned, including the UID.
         reconnects_are_quiet(compressed, |map| map.metadata.uid = None).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Metrics of work queues, under the names and with the label of client-go's, which dashboards of controllers expect.
+//! Metrics of work queues, with the names and the label that client-go uses and dashboards of controllers expect.
 
 use std::time::Duration;
 
@@ -10,8 +10,10 @@ use prometheus_client::{
 
 use crate::metrics::Label;
 
-/// Bucket bounds in seconds: a reconcile without a request takes less than a millisecond, requests that time out make
-/// one take half a minute.
+/// Bucket bounds in seconds.
+///
+/// A reconcile without a request takes less than a millisecond; a reconcile whose requests time out takes half a
+/// minute.
 const BOUNDS: [f64; 9] = [0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
 
 /// Metrics of all work queues of a process.
@@ -111,13 +113,13 @@ impl WorkQueueMetrics {
 }
 
 impl QueueMetrics {
-    /// Records that `added` keys have become ready, of which there are now `ready`.
+    /// Records that `added` keys have become ready, and that now `ready` keys are ready.
     pub(super) fn readied(&self, added: u64, ready: usize) {
         self.adds.inc_by(added);
         self.depth.set(i64::try_from(ready).unwrap_or(i64::MAX));
     }
 
-    /// Records that the reconcile of a key begins that was ready for `waited`.
+    /// Records the start of the reconcile of a key that was ready for `waited`.
     pub(super) fn begun(&self, waited: Duration) {
         self.queued.observe(waited.as_secs_f64());
     }

@@ -24,7 +24,7 @@ pub(super) struct KeyQueue {
     ready: VecDeque<(Key, Instant)>,
     /// Number of keys that have become ready since [`Self::readied`] was last called.
     readied: u64,
-    /// The keys that wait for a time, ordered by it.
+    /// The keys that wait for a time, ordered by this time.
     waiting: BTreeSet<(Instant, Key)>,
     /// Contains only keys that have a state.
     entries: HashMap<Key, QueueEntry>,
@@ -41,12 +41,12 @@ struct QueueEntry {
 enum KeyState {
     Ready,
     Busy {
-        /// The key was added since it was taken.
+        /// Whether the key was added since it was taken.
         again: bool,
     },
     Waiting {
         due: Instant,
-        /// A change makes the key ready, but not before this time.
+        /// The earliest time at which a change makes the key ready.
         no_sooner: Instant,
     },
 }
@@ -63,7 +63,7 @@ pub(super) enum ReconcileResult {
 }
 
 impl KeyQueue {
-    /// Starts to accept keys.
+    /// Starts accepting keys.
     pub(super) fn open(&mut self) {
         self.open = true;
     }
@@ -105,7 +105,8 @@ impl KeyQueue {
         }
     }
 
-    /// Returns the next key to reconcile, and since when it was ready; it is busy until [`done`](Self::done).
+    /// Returns the next key to reconcile, and the time since which it was ready. The key is busy until
+    /// [`done`](Self::done).
     pub(super) fn take(&mut self, now: Instant) -> Option<(Key, Instant)> {
         while let Some((due, _)) = self.waiting.first()
             && *due <= now

@@ -52,7 +52,7 @@ fn without_a_term_nothing_is_kept() {
     assert_eq!(queue.take(now), None);
     queue.close();
     assert_eq!(queue.len(), 0);
-    // A reconcile of the previous term ends in this one.
+    // A reconcile of the previous term ends in this term.
     queue.open();
     queue.done(key("a"), &ReconcileResult::Failed, now);
     assert_eq!(queue.len(), 0);
@@ -112,7 +112,7 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
     assert_eq!(queue.take(now), None, "news do not make it spin");
     assert_eq!(taken(&mut queue, now + FIRST_WAIT), Some(key("a")));
     now += FIRST_WAIT;
-    // Its own changes do not shorten the wait either.
+    // Changes by the reconcile itself do not shorten the wait either.
     queue.add(key("a"), now);
     queue.done(key("a"), &ReconcileResult::Failed, now);
     assert_eq!(queue.take(now), None);
@@ -242,7 +242,7 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
         for _ in 0..2 {
             assert_eq!(seen.next().await.unwrap(), "later");
         }
-        // The API server stops responding: the term expires.
+        // The API server stops responding, so the term expires.
         let _lost = server.next_request().await.lose();
         tokio::time::sleep(Duration::from_secs(60)).await;
         work.add(key("after"));
@@ -281,7 +281,7 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
             order.push(seen.next().await.unwrap());
         }
         assert_eq!(order, ["stuck", "broken", "fine", "broken"]);
-        // Until the second attempt of the broken key has ended; the third one comes later.
+        // Waits until the second attempt of the broken key has ended; its third attempt follows later.
         tokio::time::sleep(Duration::from_millis(1)).await;
         work.add(key("fine"));
         work.add(key("more"));
@@ -289,7 +289,7 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
         encode(&mut scraped, &registry).unwrap();
         for sample in [
             r#"workqueue_depth{name="things"} 2"#,
-            // A retry is one of them.
+            // The retry counts as one of the additions.
             r#"workqueue_adds_total{name="things"} 6"#,
             r#"workqueue_retries_total{name="things"} 2"#,
             r#"workqueue_queue_duration_seconds_count{name="things"} 4"#,

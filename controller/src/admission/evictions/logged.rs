@@ -1,5 +1,5 @@
-//! Remembers which refusals of evictions were logged: drainers repeat a request every few seconds while a guest
-//! moves, and only a change of the response is logged.
+//! Records which refusals of evictions were logged. Drainers repeat a request every few seconds while a guest moves,
+//! and only a change of the response is logged.
 
 use std::collections::HashMap;
 
@@ -7,17 +7,17 @@ use drydock_core::eviction::EvictionRefusal;
 use drydock_runtime::Key;
 use parking_lot::Mutex;
 
-/// At most this many pods are remembered; then all are forgotten, which costs a log line for each that is still being
-/// evicted. No more guests than that leave at a time.
+/// Maximum number of recorded pods. If it is reached, all records are dropped, which costs one log line for each pod
+/// that is still being evicted. No more guests than that leave at a time.
 const MAX_PODS: usize = 10_000;
 
-/// The last logged refusal, by pod.
+/// Last logged refusal of each pod.
 #[derive(Debug, Default)]
 pub(super) struct LoggedRefusals(Mutex<HashMap<Key, EvictionRefusal>>);
 
 impl LoggedRefusals {
-    /// Returns whether a refusal differs from the last one of this pod, and remembers it. An evacuation in progress
-    /// is no change after it was triggered.
+    /// Returns whether a refusal differs from the last one of this pod, and records it. A triggered evacuation and one
+    /// in progress count as the same refusal.
     pub(super) fn is_transition(&self, pod: &Key, refusal: EvictionRefusal) -> bool {
         let refusal = if refusal.may_pass() {
             EvictionRefusal::InProgress

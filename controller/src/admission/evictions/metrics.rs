@@ -1,4 +1,4 @@
-//! The places of held evictions, and their metrics.
+//! Permits for held evictions, and their metrics.
 
 use std::{fmt, sync::Arc};
 
@@ -12,19 +12,19 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::MAX_HELD_EVICTIONS;
 
-/// The places of held evictions: [`MAX_HELD_EVICTIONS`] of them. Clones share the places.
+/// Permits for held evictions, [`MAX_HELD_EVICTIONS`] in total. Clones share the permits.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldEvictions(Arc<Semaphore>);
 
 impl HeldEvictions {
-    /// Creates the places and registers their metrics.
+    /// Creates the permits and registers their metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let held = Self(Arc::new(Semaphore::new(MAX_HELD_EVICTIONS)));
         registry.register_collector(Box::new(held.clone()));
         held
     }
 
-    /// Takes a place, which is free again when the permit is dropped; `None` if all are taken.
+    /// Takes a permit, which is returned when it is dropped. Returns `None` if all permits are taken.
     pub(super) fn place(&self) -> Option<SemaphorePermit<'_>> {
         self.0.try_acquire().ok()
     }

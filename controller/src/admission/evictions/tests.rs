@@ -32,12 +32,12 @@ fn marked() -> VirtualMachineInstance {
     instance(|instance| instance["status"]["evacuationNodeName"] = json!("a"))
 }
 
-/// Returns the instance on another node, where it may have been before it came into the pod.
+/// Returns the instance on another node, where it may have been before it moved to the pod.
 fn elsewhere() -> VirtualMachineInstance {
     instance(|instance| instance["status"]["nodeName"] = json!("b"))
 }
 
-/// Returns the instance after its newest migration has moved it out of the pod.
+/// Returns the instance after its newest migration has moved it away from the pod.
 pub(super) fn moved() -> VirtualMachineInstance {
     instance(|instance| {
         instance["status"]["nodeName"] = json!("b");
@@ -245,7 +245,7 @@ async fn eviction_of_a_migrated_guest_is_granted_and_ends_the_pod() {
         delete.with(&serde_json::to_value(pod()).unwrap());
     });
     assert!(response.allowed);
-    // Its PDB is deleted with it.
+    // The PDB of the pod is deleted with the pod.
     assert!(server.is_left_alone().await);
 }
 
@@ -278,7 +278,7 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
     tokio::task::yield_now().await;
     changed.send_modify(|number| *number += 1);
     tokio::task::yield_now().await;
-    // Another eviction, and those that are never held, get a response at once.
+    // Evictions beyond the limit, and evictions that are never held, get a response at once.
     for other in [
         question.clone(),
         review_request(|request| request["dryRun"] = json!(true)),
@@ -308,7 +308,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
     for (takes, marks, held) in [
         (5, false, HOLD),
         (6, false, Duration::ZERO),
-        // The first eviction learns a moment later which other guests are to leave.
+        // The first eviction of a drain waits for the other guests that are to leave.
         (4, true, HOLD),
         (5, true, SETTLED_AFTER),
     ] {
@@ -332,7 +332,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
 
 #[tokio::test(start_paused = true)]
 async fn eviction_is_refused_in_time_by_a_slow_api_server() {
-    // The evacuation request is stored after this time; `None`: never.
+    // Seconds after which the API server stores the evacuation request; `None` if it never does.
     for (takes, message) in [(Some(2), TRIGGERED), (None, "the API server did not respond in time")] {
         let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
         let began = clock::Instant::now();
@@ -364,7 +364,7 @@ async fn pod_of_a_held_eviction_ends_once_the_guest_has_moved() {
     let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
     let (question, began) = (review_request(|_| {}), clock::Instant::now());
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        // The cache does not have the instance, so each review reads it from the API server.
+        // The cache does not have the instance, so each verdict reads the instance from the API server.
         for now in [marked(), moved()] {
             server.next_request().await.with(&serde_json::to_value(now).unwrap());
             changed.send_modify(|number| *number += 1);
@@ -380,7 +380,7 @@ async fn pod_of_a_held_eviction_ends_once_the_guest_has_moved() {
         delete.with(&serde_json::to_value(pod()).unwrap());
     });
     assert!(response.allowed);
-    // The watch has not shown that the pod is gone.
+    // The watch has not shown the deletion of the pod.
     assert_eq!(began.elapsed(), GONE_WITHIN);
     assert!(server.is_left_alone().await);
 }
@@ -451,7 +451,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
     };
     let found = |instance: &VirtualMachineInstance| Ok(serde_json::to_value(instance).unwrap());
     let here = instance(|_| {});
-    // Shown state, state in the API server, whether the instance gets marked, and whether the pod may go.
+    // State in the cache, state in the API server, whether the instance is marked, and whether the eviction is allowed.
     for (shown, expected, marks, allowed) in [
         (elsewhere(), found(&here), true, false),
         (elsewhere(), found(&elsewhere()), false, true),
@@ -485,7 +485,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
         assert_eq!(response.allowed, allowed, "{expected:?}");
         assert!(server.is_left_alone().await);
     }
-    // The strategy cannot have been another one before.
+    // The strategy `None` cannot have been another one before, so the cached state is sufficient.
     let (evictions, mut server, _changed) = evictions(vec![cannot("None")], vec![pod()], vec![]);
     assert!(evictions.review(&review_request(|_| {})).await.allowed);
     assert!(server.is_left_alone().await);
@@ -551,7 +551,7 @@ async fn eviction_of_another_pod_conflicts_and_does_nothing() {
         assert!(response.result.message.contains(text), "{}", response.result.message);
         assert!(server.is_left_alone().await, "no mark");
     }
-    // The pod that is shown matches and needs no request.
+    // The pod in the cache matches, so no request is needed.
     let (evictions, mut server, _changed) = evictions(vec![marked()], vec![pod()], vec![]);
     let response = evictions.review(&with(json!({"uid": "p"}))).await;
     assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));

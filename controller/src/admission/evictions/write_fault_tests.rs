@@ -1,4 +1,4 @@
-//! The response to an eviction for which a write fails.
+//! Tests of the response to an eviction for which a write fails.
 
 use drydock_core::eviction::own_pdb;
 use drydock_runtime::fake::WriteFault;
@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// Refused, since the instance could not be marked; or a mark that conflicts is repeated, and granted then.
+/// The eviction is refused if the instance could not be marked. After a conflict, the mark is repeated.
 #[tokio::test(start_paused = true)]
 async fn failed_mark_is_refused_so_that_the_eviction_is_repeated() {
     for fault in WriteFault::ALL {
@@ -79,7 +79,7 @@ async fn failed_deletion_of_a_left_pod_releases_the_pdb() {
                 "{fault:?}"
             );
             pod.fail(fault);
-            // A conflict shows that the pod was replaced.
+            // After a conflict, which shows that the pod was replaced, no PDB is deleted.
             if fault != WriteFault::Conflict {
                 let pdb = server.next_request().await;
                 assert!(
@@ -90,7 +90,7 @@ async fn failed_deletion_of_a_left_pod_releases_the_pdb() {
                 pdb.fail(fault);
             }
         });
-        // The API server counts the PDB itself, if it is still there.
+        // The API server itself counts the PDB, if it still exists.
         assert!(response.allowed, "{fault:?}");
         assert!(server.is_left_alone().await, "{fault:?}");
     }

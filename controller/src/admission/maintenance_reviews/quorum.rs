@@ -1,12 +1,12 @@
-//! A node of the control plane goes into maintenance only if etcd keeps its quorum.
+//! Checks that etcd keeps its quorum when a node of the control plane goes into maintenance.
 //!
-//! The rules are those of the two node maintenance operators, and like there they are for clusters whose etcd has a
+//! The rules are those of the two node maintenance operators. They apply to clusters whose etcd has a
 //! PodDisruptionBudget in `openshift-etcd`:
 //!
 //! | group | node | PDB | refused |
 //! |---|---|---|---|
 //! | `nodemaintenance.medik8s.io` | master or control-plane, where `config.openshift.io/v1` is served | the only one | it allows no disruption and guards a pod of the node that is not unready; or there is none, or several |
-//! | `nodemaintenance.kubevirt.io` | master | `etcd-quorum-guard` | it is there and allows no disruption |
+//! | `nodemaintenance.kubevirt.io` | master | `etcd-quorum-guard` | it exists and allows no disruption |
 
 use drydock_api::maintenance::Group;
 use drydock_core::eviction::own_pdb::selects;
@@ -17,19 +17,19 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
-/// Label of a node of the control plane: its older name.
+/// Older label of nodes of the control plane.
 const MASTER: &str = "node-role.kubernetes.io/master";
 /// Labels of nodes of the control plane.
 const CONTROL_PLANE: [&str; 2] = [MASTER, "node-role.kubernetes.io/control-plane"];
-/// The PDB that the older operator checks.
+/// Name of the PDB that the older operator checks.
 const QUORUM_GUARD: &str = "etcd-quorum-guard";
 const PLATFORM: &str = "config.openshift.io/v1";
 const NAMESPACE: &str = "openshift-etcd";
 
-/// Checks whether a node may go into maintenance, as far as etcd is concerned.
+/// Checks whether etcd allows the maintenance of a node.
 ///
 /// # Errors
-/// The message of the refusal, for people.
+/// Returns the human-readable message of the refusal.
 pub(super) async fn check(client: &Client, group: Group, node: &Node) -> Result<(), String> {
     let has = |label: &str| node.labels().contains_key(label);
     let name = node.name_any();
@@ -48,10 +48,10 @@ pub(super) async fn check(client: &Client, group: Group, node: &Node) -> Result<
     }
 }
 
-/// The rule of the older group. The outer error is the API server's, the inner one is the refusal.
+/// Checks the rule of the older API group. The outer error is an error of the API server, the inner one is a refusal.
 async fn check_guard(client: &Client) -> kube::Result<Result<(), String>> {
     let pdbs = Api::<PodDisruptionBudget>::namespaced(client.clone(), NAMESPACE);
-    // Listed, since the controller may list PDBs and not get them.
+    // The PDB is listed, because the controller has the right to list PDBs, but not to get them.
     let named = ListParams::default().fields(&format!("metadata.name={QUORUM_GUARD}"));
     let guards = pdbs.list(&named).await?.items;
     Ok(if guards.iter().all(allows_disruption) {
@@ -67,7 +67,7 @@ fn allows_disruption(pdb: &PodDisruptionBudget) -> bool {
         .is_some_and(|status| status.disruptions_allowed >= 1)
 }
 
-/// The rule of the newer group.
+/// Checks the rule of the newer API group.
 async fn check_members(
     client: &Client,
     name: &str,
@@ -92,7 +92,7 @@ async fn check_members(
     ))
 }
 
-/// Returns whether etcd tolerates the loss of the node on which these pods of its namespace run.
+/// Returns whether etcd tolerates the loss of the node that runs these pods of the etcd namespace.
 fn keeps_quorum(pdbs: &[PodDisruptionBudget], pods: &[Pod]) -> bool {
     let [pdb] = pdbs else {
         return false;
@@ -100,7 +100,7 @@ fn keeps_quorum(pdbs: &[PodDisruptionBudget], pods: &[Pod]) -> bool {
     if allows_disruption(pdb) {
         return true;
     }
-    // A member that does not work already is no loss.
+    // Losing a member that is not ready does not change the quorum.
     pods.iter().find(|pod| selects(pdb, pod)).is_none_or(is_not_ready)
 }
 

@@ -65,7 +65,7 @@ fn text(response: &AdmissionResponse) -> &str {
     &response.result.message
 }
 
-/// Responds to requests by path until `response` is complete.
+/// Responds to requests according to their paths until `response` is complete.
 async fn with_responses(
     mut server: ApiServer,
     responses: BTreeMap<(Method, String), Result<Value, u16>>,

@@ -38,7 +38,7 @@ fn state(instances: &[Value], migrations: &[Value]) -> (ClusterState, ApiServer)
 /// An expected request and its response: an object, or none.
 type Exchange = (String, Option<Value>);
 
-/// Returns the verdict where exactly these requests to the API server are made.
+/// Returns the verdict. The requests to the API server have to be exactly these.
 async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exchange>) -> Option<String> {
     let (state, mut server) = state(instances, migrations);
     let served = async move {
@@ -80,14 +80,14 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
     let now = || [migration("now", "vm", "Running")];
     let of = |name: &str, served: Option<Value>| (format!("{MIGRATION}{name}"), served);
 
-    // Not in the cache.
+    // The cache does not have the instance.
     assert_eq!(reviewed(&[], &[], one(None)).await.as_deref(), Some(missing));
     assert_eq!(reviewed(&[], &[], one(Some(instance("Running")))).await, None);
     assert_eq!(
         reviewed(&[], &[], one(Some(instance("Failed")))).await.as_deref(),
         Some(ended)
     );
-    // Ended in the cache, but another instance may have its name by now.
+    // The instance has ended according to the cache, but another instance may have its name now.
     let failed = [instance("Failed")];
     assert_eq!(
         reviewed(&failed, &[], one(Some(instance("Failed")))).await.as_deref(),
@@ -95,7 +95,7 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
     );
     assert_eq!(reviewed(&failed, &[], one(Some(instance("Running")))).await, None);
     assert_eq!(reviewed(&failed, &[], one(None)).await.as_deref(), Some(missing));
-    // In flight in the cache.
+    // A migration is in flight according to the cache.
     let running = [instance("Running")];
     let now_is = |served: Option<Value>| vec![of("now", served)];
     let still = now_is(Some(migration("now", "vm", "Running")));
@@ -116,7 +116,7 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
         reviewed(&running, &several, both_exchanges).await.as_deref(),
         Some(busy)
     );
-    // An instance that was created in the meantime may be moving already.
+    // A new instance with the same name may be moving already.
     let mut both = one(Some(instance("Running")));
     both.extend(now_is(Some(migration("now", "vm", "Running"))));
     assert_eq!(reviewed(&[], &now(), both).await.as_deref(), Some(busy));
@@ -131,7 +131,7 @@ async fn unconfirmed_migration_review_is_left_to_the_controller() {
         let (refusal, ()) = tokio::join!(state.review(&key), served);
         assert_eq!(refusal, None, "{code}");
     }
-    // Nor does it keep the API server waiting.
+    // An API server that does not respond does not delay the review beyond its time limit.
     let (state, mut server) = state(&[], &[]);
     let served = async { server.next_request().await };
     let (refusal, _unanswered) = tokio::join!(state.review(&key), served);

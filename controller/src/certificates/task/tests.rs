@@ -1,4 +1,4 @@
-//! Certificates against a fake API server: what becomes of each write.
+//! Tests of the task with a simulated API server: the effect of each write.
 
 use std::pin::pin;
 
@@ -28,7 +28,7 @@ struct Fixture {
     lease_server: ApiServer,
 }
 
-/// A replica that sees this Secret, a webhook configuration of each kind and an APIService without bundles.
+/// Returns a replica that sees this Secret, a webhook configuration of each kind and an APIService without bundles.
 fn fixture(secret: Option<Value>) -> Fixture {
     let (client, server) = api_server();
     let (task, served, lease_server) = replica(client, secret);
@@ -224,7 +224,7 @@ async fn failed_write_is_retried_and_a_conflict_is_no_failure() {
             let request = server.next_request().await;
             assert_eq!((&request.method, request.path()), (&Method::POST, SECRETS));
             request.refuse(code, reason);
-            // The next attempt, or its refusal, comes after the back-off.
+            // The next attempt comes after the back-off.
             tokio::time::sleep(Duration::from_millis(1)).await;
             assert_eq!(failures.get(), failed, "{code}");
         }
@@ -246,7 +246,7 @@ async fn failed_write_is_retried_and_a_conflict_is_no_failure() {
     assert!(exposed.contains(retries), "{exposed}");
     let reconciles = r#"drydock_workqueue_work_duration_seconds_count{name="webhookcertificates"} "#;
     let mut counts = exposed.lines().filter_map(|line| line.strip_prefix(reconciles));
-    // One on the standby, and those that met the three errors.
+    // One reconcile on the standby, and the reconciles with the three errors.
     assert!(
         counts.next().is_some_and(|count| count.parse::<u32>().unwrap() >= 4),
         "{exposed}"
@@ -257,7 +257,8 @@ const MUTATING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookcon
 const VALIDATING: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
-/// Certificates are made and published, and published again after another writer has replaced a bundle.
+/// A scenario in which certificates are created and published, and published again after another writer has replaced a
+/// bundle.
 struct Publication(Mutex<CertificatesTask>, ServedCertificate);
 
 impl Scenario for Publication {
@@ -299,7 +300,7 @@ impl Scenario for Publication {
         }
     }
 
-    /// Keys and certificates are others in each run.
+    /// Replaces keys and certificates, which differ between runs.
     fn normalize(object: &mut Value) {
         if let Some(data) = object["data"].as_object_mut() {
             data.values_mut()
@@ -314,7 +315,7 @@ impl Scenario for Publication {
         }
     }
 
-    /// Returns the served certificates, and whether the published bundles are that of the Secret.
+    /// Returns the served certificates, and whether the published bundles equal the bundle of the Secret.
     fn kept(&self) -> String {
         let task = self.0.try_lock().unwrap();
         let secret = task.seen().and_then(|secret| secret.data.clone()).unwrap_or_default();

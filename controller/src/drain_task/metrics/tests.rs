@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Exports the gauges of these caches.
+/// Collector that exports the gauges of these caches.
 #[derive(Debug)]
 struct Scraped(Cache<Hypervisor>, Maintenances);
 
@@ -89,7 +89,7 @@ fn drain_duration_is_measured_once_at_the_end() {
         (Some(&under_way), Some(&over), Some(90.0)),
         (Some(&over), Some(&over), None),
         (Some(&over), None, None),
-        // There was nothing to move.
+        // The drain had nothing to move.
         (None, Some(&over), None),
         // Cancelled.
         (Some(&under_way), None, None),

@@ -53,7 +53,8 @@ fn pod(name: &str, of: Option<&str>, node: &str, memory: u64) -> Pod {
     .unwrap()
 }
 
-/// Returns the outlooks of guests of 2 and 3 GiB on node `a` if other pods use this part of the 8 GiB of node `b`.
+/// Returns the outlooks of guests of 2 and 3 GiB on node `a`. `taken` is the part of the 8 GiB of node `b` that other
+/// pods use.
 fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
     let (client, _server) = api_server();
     let launcher_pods = || [pod("p1", Some("small"), "a", 2), pod("p2", Some("great"), "a", 3)];
@@ -104,7 +105,7 @@ fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
 async fn guests_compete_for_the_room_left_by_other_pods() {
     let fits = || DepartureOutlook::Fits("b".into());
     assert_eq!(outlooks(Some(0)), [fits(), fits()]);
-    // It is unknown how much is used.
+    // The used resources are not known.
     assert_eq!(outlooks(None), [fits(), fits()]);
     let crowded = outlooks(Some(4));
     assert!(matches!(crowded[0], DepartureOutlook::Crowded(_)), "{crowded:?}");

@@ -1,4 +1,4 @@
-//! The agents, one on each node.
+//! Checks of the agents, which run on every node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +69,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
-/// Returns the agents' pods by node. Of two on a node during a rollout, a ready one.
+/// Returns the pods of agents by node. If a node has two during a rollout, a ready pod is preferred.
 fn pods<'a>(context: &RuleContext<'a>) -> BTreeMap<&'a str, &'a Pod> {
     let mut found = BTreeMap::new();
     for pod in context.own_pods(AGENT) {
@@ -115,7 +115,7 @@ fn everywhere(context: &RuleContext<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-/// Returns why the DaemonSet does not reach a node, and what helps.
+/// Returns why the DaemonSet creates no pod on a node, and the remedy.
 fn unreached(node: &Node, spec: Option<&PodSpec>) -> (String, String) {
     let labels = node.metadata.labels.as_ref();
     let selector = spec.and_then(|spec| spec.node_selector.as_ref());
@@ -188,7 +188,7 @@ fn leases(context: &RuleContext<'_>) -> Vec<Finding> {
         .filter(|lease| lease.metadata.namespace.as_deref() == Some(NODE_LEASE_NAMESPACE))
         .map(|lease| (name_of(&lease.metadata), renewed_at(lease)))
         .collect();
-    // A pod that is not ready is an error of its own.
+    // Another check reports pods that are not ready.
     let ready = pods(context).into_iter().filter(|(_, pod)| is_pod_ready(pod));
     let found = ready.filter_map(|(node, pod)| {
         let stale_after = SignedDuration::try_from(STALE_AFTER).ok()?;
@@ -285,7 +285,7 @@ fn accepted(context: &RuleContext<'_>) -> Vec<Finding> {
         report.is_some_and(|report| drydock_core::conditions::holds(&report.conditions, reasons::hypervisor::READY))
     };
     let with_agents: Vec<&str> = pods(context).into_keys().collect();
-    // Where another node takes guests, this one only takes none.
+    // If another node accepts guests, a node that accepts none is only a warning.
     let outcome = if with_agents.iter().any(|node| is_ready(node)) {
         CheckOutcome::Warning
     } else {

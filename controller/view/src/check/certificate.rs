@@ -1,4 +1,4 @@
-//! The expiry of certificates: the part of X.509 that is needed for it.
+//! Reads the expiry of certificates. Only the necessary part of X.509 is implemented.
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -7,16 +7,16 @@ use serde::{
     de::value::{Error, StrDeserializer},
 };
 
-/// Tags of DER (ITU-T X.690).
+/// DER tags (ITU-T X.690).
 const SEQUENCE: u8 = 0x30;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
-/// Tag of the version of a certificate (RFC 5280, 4.1), which certificates of version 1 do not have.
+/// Tag of the version field of a certificate (RFC 5280, 4.1). Certificates of version 1 do not have this field.
 const VERSION: u8 = 0xa0;
-/// Fields of a certificate between its version and its validity: serial number, signature algorithm, issuer.
+/// Number of fields between the version and the validity of a certificate: serial number, signature algorithm, issuer.
 const BEFORE_VALIDITY: usize = 3;
 
-/// Returns the ends of the certificates in a PEM bundle. Blocks that are none are left out.
+/// Returns the expiry times of the certificates in a PEM bundle. Blocks that cannot be parsed are left out.
 pub(super) fn ends(bundle: &[u8]) -> Vec<Timestamp> {
     let bundle = String::from_utf8_lossy(bundle);
     let blocks = bundle.split("-----BEGIN CERTIFICATE-----").skip(1);
@@ -24,14 +24,14 @@ pub(super) fn ends(bundle: &[u8]) -> Vec<Timestamp> {
     blocks.filter_map(|block| end(&decoded(block)?)).collect()
 }
 
-/// Decodes base64, with line breaks in it.
+/// Decodes base64 that may contain line breaks.
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let text: String = text.split_whitespace().collect();
     let deserializer = StrDeserializer::<Error>::new(&text);
     Some(ByteString::deserialize(deserializer).ok()?.0)
 }
 
-/// Returns the end of the certificate with this DER encoding.
+/// Returns the expiry time of a certificate in DER encoding.
 fn end(der: &[u8]) -> Option<Timestamp> {
     let (SEQUENCE, certificate, _) = element(der)? else {
         return None;
@@ -52,7 +52,7 @@ fn end(der: &[u8]) -> Option<Timestamp> {
     let (tag, text, _) = element(after)?;
     let text = str::from_utf8(text).ok()?;
     let digits = match tag {
-        // Two digits of the year, until 2049 (RFC 5280, 4.1.2.5.1).
+        // `UTCTime` has two digits for the year, up to 2049 (RFC 5280, 4.1.2.5.1).
         UTC_TIME if text.get(..2)? < "50" => format!("20{text}"),
         UTC_TIME => format!("19{text}"),
         GENERALIZED_TIME => text.to_owned(),
@@ -71,7 +71,7 @@ fn end(der: &[u8]) -> Option<Timestamp> {
     time.parse().ok()
 }
 
-/// Splits off the first element: its tag, its content, and what follows it.
+/// Splits off the first DER element. Returns its tag, its content and the remaining bytes.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -79,7 +79,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
         (usize::from(first), rest)
     } else {
         let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
-        // More than four bytes would be a certificate of gigabytes.
+        // A longer length field would mean a certificate of more than 4 GiB.
         let bytes = bytes.len().le(&4).then_some(bytes)?;
         (bytes.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), rest)
     };
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::check::fixture::AUTHORITY;
 
-    /// A certificate of version 1, which has no field for its version.
+    /// A certificate of version 1, which has no version field.
     const FIRST_VERSION: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBCzCBsgIBATAKBggqhkjOPQQDAjASMRAwDgYDVQQDDAdkcnlkb2NrMB4XDTI2

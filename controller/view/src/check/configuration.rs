@@ -1,4 +1,4 @@
-//! The objects that configure the cluster.
+//! Checks of the objects that configure the cluster.
 
 use drydock_api::{legacy::CONFIG_MAP, reasons::hyperconverged as types};
 use drydock_core::{
@@ -13,11 +13,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Finding, Rule, RuleContext, full_name, name_of, namespace_of};
 
-/// Reasons of the condition `InForce` that other checks report: another object is in force, and a value is not allowed.
+/// Reasons of the condition `InForce` that other checks report: another object is in force, or the namespace is not
+/// watched.
 const REPORTED_ELSEWHERE: [&str; 2] = ["Superseded", "NamespaceNotWatched"];
-/// Reason of the same condition where a value is not allowed.
+/// Reason of the condition `InForce` if a value is not allowed.
 const REFUSED: &str = "Refused";
-/// Kinds of configuration objects, as kubectl names them.
+/// Kinds of configuration objects, in the spelling of kubectl: HyperConverged, and the ConfigMap of the legacy
+/// configuration.
 const HYPERCONVERGED: &str = "hyperconverged";
 const LEGACY: &str = "configmap";
 
@@ -53,7 +55,7 @@ fn references<'a>(objects: impl Iterator<Item = &'a ObjectMeta>) -> Vec<Referenc
     references.collect()
 }
 
-/// Returns both kinds of configuration objects.
+/// Returns references to the configuration objects of both kinds.
 fn objects(context: &RuleContext<'_>) -> [(&'static str, Vec<Reference>); 2] {
     let snapshot = context.snapshot;
     let maps = snapshot.config_maps.iter().map(|object| &object.metadata);
@@ -103,7 +105,7 @@ fn followed(context: &RuleContext<'_>) -> Vec<Finding> {
             if REPORTED_ELSEWHERE.contains(&condition.reason.as_str()) {
                 continue;
             }
-            // A value that is not allowed is a finding of its own.
+            // Another check reports values that are not allowed.
             if condition.reason == REFUSED && !hyperconverged::parse(&object.spec).problems.is_empty() {
                 continue;
             }

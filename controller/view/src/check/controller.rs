@@ -1,4 +1,4 @@
-//! The controller's replicas.
+//! Checks of the controller's replicas.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use super::{
 };
 use crate::text::seconds;
 
-/// Age of the leader's Lease from which nothing leads: twice the term of 15 s that a leader renews every 2 s
-/// (`controller/runtime/src/lease/election.rs`), so that a change of leaders is not reported.
+/// Age of the leader's Lease from which no replica is considered the leader. This is twice the term of 15 s, which a
+/// leader renews every 2 s (`controller/runtime/src/lease/election.rs`), so that a change of leaders is not reported.
 const LEADERLESS_AFTER: SignedDuration = SignedDuration::from_secs(30);
-/// Number of replicas that one of them can take over from (`deploy/controller/deployment.yaml`).
+/// Number of replicas with which one replica can take over from the other (`deploy/controller/deployment.yaml`).
 const REPLICAS: i32 = 2;
-/// Variable of the controller with the image of launcher pods.
+/// Environment variable of the controller that has the image of launcher pods.
 const LAUNCHER_IMAGE: &str = "DRYDOCK_LAUNCHER_IMAGE";
 
 pub(super) const RULES: &[Rule] = &[
@@ -80,7 +80,7 @@ fn runs(context: &RuleContext<'_>) -> Vec<Finding> {
 }
 
 fn standby(context: &RuleContext<'_>) -> Vec<Finding> {
-    // None that is ready is an error of its own.
+    // Another check reports a Deployment without a ready replica.
     let alone = context
         .controllers()
         .filter(|deployment| (1..REPLICAS).contains(&ready(deployment)));
@@ -179,7 +179,7 @@ fn once(context: &RuleContext<'_>) -> Vec<Finding> {
     vec![Finding::error(message).helps("remove all but one")]
 }
 
-/// Returns the tag of an image; `None` if there is none, or a digest identifies it.
+/// Returns the tag of an image. Returns `None` if the image has no tag or is identified by a digest.
 fn tag(image: &str) -> Option<&str> {
     let name = image.rsplit('/').next()?;
     let (_, tag) = name.split_once(':')?;

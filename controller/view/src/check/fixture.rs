@@ -1,4 +1,4 @@
-//! A cluster in which nothing is wrong, for tests.
+//! A cluster without a misconfiguration, for tests.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::{NEEDED_RIGHTS, Right, Survey};
 use crate::{plan::fixture::cluster, snapshot::Snapshot};
 
-/// When the objects were read.
+/// Time at which the objects were read.
 pub(super) const AT: &str = "2026-11-27T14:02:11Z";
 
-/// An authority that is valid until 2026-11-29T12:00:00Z.
+/// Certificate of an authority that is valid until 2026-11-29T12:00:00Z.
 pub(super) const AUTHORITY: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBQzCB66ADAgECAgECMAoGCCqGSM49BAMCMBIxEDAOBgNVBAMMB2RyeWRvY2sw
@@ -27,12 +27,12 @@ f1k8wiwCIG8dgGAQrwaADQm9Qq7S5ojfJrI8Rab6KCeaS317K3IB
 -----END CERTIFICATE-----
 ";
 
-/// Returns an object that is written as JSON.
+/// Returns an object from its JSON.
 pub(super) fn of<T: DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
 }
 
-/// Returns a part of an object that can be changed.
+/// Returns one object of a list for changes.
 pub(super) fn changed<T: Clone>(all: &mut [Arc<T>], index: usize) -> &mut T {
     Arc::make_mut(&mut all[index])
 }
@@ -54,7 +54,7 @@ fn lease<T: DeserializeOwned>(namespace: &str, name: &str) -> T {
         "spec": {"holderIdentity": name, "renewTime": "2026-11-27T14:02:05.000000Z"}}))
 }
 
-/// Returns the container of a template with an image.
+/// Returns a pod template with one container and its image.
 fn template(component: &str, variables: &Value) -> Value {
     let image = format!("localhost/drydock/{}:v1", component.trim_start_matches("drydock-"));
     json!({"metadata": {"labels": own(component)}, "spec": {
@@ -78,7 +78,7 @@ fn api_service<T: DeserializeOwned>(version: &str) -> T {
     )
 }
 
-/// Reports on a node and its Hypervisor that nothing is wrong.
+/// Makes a node and its Hypervisor report that they are ready.
 fn make_ready(snapshot: &mut Snapshot, index: usize) {
     let node = changed(&mut snapshot.nodes, index);
     node.metadata
@@ -108,7 +108,7 @@ fn definition((name, version): (&str, &str)) -> CustomResourceDefinition {
         "status": {"conditions": [{"type": "Established", "status": "True"}]}}))
 }
 
-/// Returns a cluster of three nodes with guests that can move.
+/// Returns a cluster of three nodes whose guests can be migrated.
 pub(super) fn healthy() -> Survey {
     let mut snapshot = cluster();
     let unmovable = ["cache", "scratch"];

@@ -1,4 +1,4 @@
-//! Virtual machines, and what keeps them on their nodes.
+//! Checks of virtual machines, and of obstacles to their migration.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,9 +17,9 @@ use k8s_openapi::{api::core::v1::ResourceQuota, apimachinery::pkg::api::resource
 use super::{CheckOutcome, Finding, Rule, RuleContext, full_name, name_of, namespace_of};
 use crate::{explain, plan::Remedy};
 
-/// Other nodes that are named with what keeps a guest off each.
+/// Number of other nodes that a message names with the reasons why they cannot take a guest.
 const NAMED_NODES: usize = 3;
-/// Guests that are named in one message.
+/// Number of guests that one message names.
 const NAMED_GUESTS: usize = 3;
 
 pub(super) const RULES: &[Rule] = &[
@@ -77,7 +77,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// Returns the instances that run.
+/// Returns the instances that are running.
 fn running<'a>(context: &RuleContext<'a>) -> impl Iterator<Item = &'a VirtualMachineInstance> {
     let all = context.snapshot.instances.iter().map(|instance| &**instance);
     all.filter(|instance| {
@@ -86,7 +86,7 @@ fn running<'a>(context: &RuleContext<'a>) -> impl Iterator<Item = &'a VirtualMac
     })
 }
 
-/// Returns what helps a guest that blocks.
+/// Adds the remedy for a guest that blocks a drain.
 fn with_remedy(mut found: Finding, reason: &str, instance: &VirtualMachineInstance) -> Finding {
     let metadata = &instance.metadata;
     found.remedy = Remedy::of(reason, instance, namespace_of(metadata), name_of(metadata));
@@ -124,7 +124,7 @@ fn placed(context: &RuleContext<'_>) -> Vec<Finding> {
             return None;
         }
         let nodes = explain::nodes(world, instance, &views);
-        // A cluster of one node is a finding of its own.
+        // Another check reports a cluster of one node.
         if nodes.is_empty() || nodes.iter().any(|node| node.reasons.is_empty()) {
             return None;
         }
@@ -182,7 +182,7 @@ fn startable(context: &RuleContext<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-/// Returns the first names of a list, and how many more there are.
+/// Returns the first names of a list and the number of the others.
 fn named(names: &[String]) -> String {
     let shown = names
         .iter()
@@ -235,7 +235,7 @@ fn budgets(context: &RuleContext<'_>) -> Vec<Finding> {
     for instance in running(context) {
         for pod in context.world.pods_of(instance) {
             for foreign in foreign.iter().filter(|other| own_pdb::selects(other, pod)) {
-                // A guest that moves leaves its pod by itself; a guest that is to be shut down is evicted.
+                // A guest that moves does not need an eviction of its pod. A guest that is to be shut down is evicted.
                 let blocks =
                     own_pdb::is_holding(foreign, pod) && context.world.strategy(instance) == EvictionStrategy::None;
                 let (outcome, guests) = selected
@@ -270,7 +270,7 @@ fn budgets(context: &RuleContext<'_>) -> Vec<Finding> {
 }
 
 fn quotas(context: &RuleContext<'_>) -> Vec<Finding> {
-    // The pod of the next guest that moves is like the largest that is there.
+    // The target pod of a migration is assumed to request as much as the largest present pod in the namespace.
     let mut largest: BTreeMap<&str, (String, ResourceAmounts)> = BTreeMap::new();
     for instance in running(context) {
         if matches!(
@@ -308,8 +308,9 @@ fn quotas(context: &RuleContext<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-/// Returns the first resource of a quota that one more pod with these requests, or its migration, would exceed: the resource,
-/// how much of it is used, and how much there is. Quotas with scopes are left out: they may not count the pod.
+/// Returns the first resource of a quota that one more pod with these requests, or its migration, would exceed. The
+/// result is the resource, its used amount and its hard limit. Quotas with scopes are ignored, because they may not
+/// count the pod.
 fn exceeded<'a>(quota: &'a ResourceQuota, requests: &ResourceAmounts) -> Option<(&'a str, &'a str, &'a str)> {
     let spec = quota.spec.as_ref()?;
     if spec.scopes.as_ref().is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some() {

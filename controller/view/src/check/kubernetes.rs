@@ -1,16 +1,16 @@
-//! The API server, and what Drydock has registered at it.
+//! Checks of the API server, and of Drydock's objects that are registered with it.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use super::{Finding, Rule, RuleContext, name_of};
 
-/// Minor versions of Kubernetes 1 that Drydock runs on: image volumes, in which guests' disks are, need the first; the last is
-/// the newest whose API it was built against.
+/// Oldest and newest minor version of Kubernetes 1 that Drydock supports. The oldest is the first with image volumes,
+/// which hold the disks of guests. The newest is the one against whose API Drydock was built.
 const OLDEST_MINOR: u32 = 35;
 const NEWEST_MINOR: u32 = 37;
-/// Major and minor version of containerd from which it mounts images as volumes (`deploy/README.md`).
+/// First major and minor version of containerd that mounts images as volumes (`deploy/README.md`).
 const OLDEST_CONTAINERD: (u32, u32) = (2, 1);
-/// The custom resources and the version of each that Drydock reads and writes (`deploy/crds/`).
+/// Custom resources, each with the version that Drydock reads and writes (`deploy/crds/`).
 pub const DEFINITIONS: [(&str, &str); 8] = [
     ("hypervisors.drydock.dev", "v1alpha1"),
     ("hyperconvergeds.hco.kubevirt.io", "v1beta1"),
@@ -21,7 +21,7 @@ pub const DEFINITIONS: [(&str, &str); 8] = [
     ("nodemaintenances.nodemaintenance.medik8s.io", "v1beta1"),
     ("nodemaintenances.nodemaintenance.kubevirt.io", "v1beta1"),
 ];
-/// The admission policies (`deploy/policies/`).
+/// Names of the admission policies (`deploy/policies/`).
 pub(super) const POLICIES: [&str; 11] = [
     "drydock-agent-events",
     "drydock-agent-hypervisors",
@@ -59,7 +59,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// Returns major and minor version of `v1.36.3`, `2.1.4` or `1.36+`.
+/// Parses the major and minor version from a text like `v1.36.3`, `2.1.4` or `1.36+`.
 fn parsed(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.trim_start_matches('v').split('.').map(|part| {
         let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
@@ -147,7 +147,7 @@ fn served(context: &RuleContext<'_>) -> Vec<Finding> {
     found
 }
 
-/// Returns why a definition is not in use; `None` if it is.
+/// Returns why a definition is not served. Returns `None` if it is served.
 fn not_established(definition: &CustomResourceDefinition) -> Option<String> {
     let conditions = definition.status.as_ref()?.conditions.as_ref()?;
     let of = |type_: &str| conditions.iter().find(|condition| condition.type_ == type_);

@@ -1,4 +1,4 @@
-//! Nodes in maintenance, drains and migrations.
+//! Checks of nodes in maintenance, drains and migrations.
 
 use drydock_api::{
     hypervisor::RemainingState,
@@ -10,16 +10,17 @@ use jiff::SignedDuration;
 use super::{Finding, Rule, RuleContext, full_name, is_older, name_of, namespace_of, since};
 use crate::text::seconds;
 
-/// Age from which a maintenance that has not emptied its node is reported: longer than guests of a full node take.
+/// Age from which a maintenance that has not emptied its node is reported. This is longer than the guests of a full
+/// node need to leave.
 const SLOW_AFTER: SignedDuration = SignedDuration::from_hours(1);
-/// Age from which a node that is empty is taken for forgotten.
+/// Age from which the maintenance of an empty node is considered forgotten.
 const FORGOTTEN_AFTER: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// Time after which a finalizer of Drydock's own has long been removed: a node is given back within seconds.
+/// Time after which a finalizer of a deleted maintenance is reported. Drydock removes its own finalizer within seconds.
 const HELD_AFTER: SignedDuration = SignedDuration::from_mins(10);
-/// Age from which a migration that has not begun is reported: the 900 s after which a target pod that is not ready fails it
-/// (`TargetPodNotReady`).
+/// Age from which a migration that has not begun is reported. This is the deadline of 900 s for a target pod that is
+/// not ready, after which the migration fails (`TargetPodNotReady`).
 const PENDING_AFTER: SignedDuration = SignedDuration::from_secs(900);
-/// Phases of maintenances: the node is empty; emptying it was given up.
+/// Phases of a maintenance: the node is empty, or Drydock has aborted the maintenance.
 const SUCCEEDED: &str = "Succeeded";
 const FAILED: &str = "Failed";
 
@@ -129,7 +130,7 @@ fn progress(context: &RuleContext<'_>) -> Vec<Finding> {
             }
             continue;
         }
-        // What there is no node for, and several for one node, are findings of their own.
+        // Other checks report maintenances of missing nodes, and several maintenances of one node.
         let is_alone = context.snapshot.maintenances_of(node).count() == 1;
         if !context.snapshot.has_node(node) || !is_alone || phase(maintenance) == SUCCEEDED {
             continue;
@@ -182,7 +183,7 @@ fn blocked(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for hypervisor in &context.snapshot.hypervisors {
         let drain = hypervisor.status.as_ref().and_then(|status| status.drain.as_ref());
-        // A node that is only cordoned lists its guests, too.
+        // A cordoned node without a maintenance also lists its guests.
         let Some(drain) = drain.filter(|drain| drain.finished_at.is_none() && !drain.requested_by.is_empty()) else {
             continue;
         };

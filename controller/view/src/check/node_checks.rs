@@ -1,4 +1,4 @@
-//! Nodes as places for virtual machines.
+//! Checks of nodes that run virtual machines.
 
 use drydock_api::reasons;
 use drydock_core::conditions::holds;
@@ -62,7 +62,7 @@ fn several(context: &RuleContext<'_>) -> Vec<Finding> {
     let nodes = context.snapshot.nodes.iter().map(|node| name_of(&node.metadata));
     let nodes: Vec<&str> = nodes.filter(|name| takes_guests(name)).collect();
     match nodes.as_slice() {
-        // That no node accepts guests is an error of its own.
+        // Another check reports that no node accepts guests.
         [only] => vec![
             Finding::warning(format!(
                 "only {only} takes virtual machines: none of them can ever move"

@@ -1,4 +1,4 @@
-//! Other components that act on nodes or on virtual machines, and what they do to a drain.
+//! Checks of other components that act on nodes or on virtual machines, and of their effects on a drain.
 
 use std::collections::BTreeSet;
 
@@ -15,15 +15,15 @@ use super::{Finding, KUBEVIRT_DEFINITION, Rule, RuleContext, full_name, name_of}
 
 /// Names of KubeVirt's workloads.
 const KUBEVIRT: [&str; 4] = ["virt-operator", "virt-controller", "virt-handler", "virt-api"];
-/// Label by which KubeVirt's operator marks them, and its value.
+/// Label that KubeVirt's operator sets on its workloads. The value is the name of the workload.
 const KUBEVIRT_LABEL: &str = "kubevirt.io";
-/// Option of kured by which it reboots a node though its drain has failed.
+/// Option with which kured reboots a node even if the drain has failed.
 const FORCE_REBOOT: &str = "--force-reboot";
-/// Option of kured by which it leaves nodes with certain pods alone.
+/// Option with which kured does not reboot nodes that run certain pods.
 const BLOCKING_SELECTOR: &str = "--blocking-pod-selector";
-/// Feature gate of the descheduler by which it waits for evictions that go on.
+/// Feature gate with which the descheduler waits for evictions in progress.
 const IN_BACKGROUND: &str = "EvictionsInBackground=true";
-/// Autoscalers, each with the annotation of nodes that it does not remove.
+/// Autoscalers, each with the annotation of nodes that it must not remove.
 const AUTOSCALERS: [(&str, &str); 2] = [
     (
         "cluster-autoscaler",
@@ -91,7 +91,8 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// Returns whether this is a component, by its label `app.kubernetes.io/name` or a word of its own name.
+    /// Returns whether the workload is this component, according to the label `app.kubernetes.io/name` or the start or
+    /// end of its name.
     fn is(&self, component: &str) -> bool {
         let label = |key: &str| self.metadata.labels.as_ref().and_then(|labels| labels.get(key));
         let name = name_of(self.metadata);
@@ -101,7 +102,8 @@ impl<'a> Workload<'a> {
         named || label(super::NAME).is_some_and(|value| value == component)
     }
 
-    /// Returns whether an argument of a container contains this option, alone or among the values of another option.
+    /// Returns whether an argument of a container contains this option, either alone or among the values of another
+    /// option.
     fn has_option(&self, option: &str) -> bool {
         let containers = self.spec.into_iter().flat_map(|spec| &spec.containers);
         let mut arguments = containers.flat_map(|container| container.command.iter().chain(&container.args).flatten());
@@ -234,7 +236,7 @@ fn autoscaler(context: &RuleContext<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-/// Returns the nodes with guests that do not have an annotation with the value `true`.
+/// Returns the nodes that have guests but not this annotation with the value `true`.
 fn used_without<'a>(context: &RuleContext<'a>, annotation: &str) -> Vec<&'a str> {
     let instances = context.snapshot.instances.iter();
     let used: BTreeSet<&str> = instances.filter_map(|instance| instance.node_name()).collect();

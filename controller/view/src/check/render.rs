@@ -1,4 +1,4 @@
-//! A report as text.
+//! Renders a check report as text.
 
 use std::fmt::Write as _;
 
@@ -8,12 +8,13 @@ use crate::{
     text::{beside, wrapped},
 };
 
-/// Column at which the names of checks, and below them findings, begin.
+/// Column at which the names of checks begin. Findings begin at the same column on the next lines.
 const MESSAGE: usize = 13;
-/// Findings of one check that are printed: on a cluster of hundreds of nodes one cause has as many. JSON has all of them.
+/// Number of findings of one check that are printed. On a cluster with hundreds of nodes, one cause can have hundreds
+/// of findings. The JSON output has all of them.
 const SHOWN: usize = 5;
 
-/// Returns a report as text for a terminal of this width.
+/// Returns a report as text for a terminal with this width.
 pub fn text(report: &CheckReport, width: usize) -> String {
     let mut text = String::new();
     for section in &report.sections {

@@ -1,8 +1,8 @@
-//! The rights of the user.
+//! Checks of the user's rights.
 
 use super::{Finding, Rule, RuleContext};
 
-/// Rights by which nodes are put into maintenance, taken out of it, and followed.
+/// Rights that a user needs to start, stop and follow the maintenance of a node.
 pub const NEEDED: [(&str, &str, &str); 4] = [
     ("create", "nodemaintenances", "nodemaintenance.medik8s.io"),
     ("delete", "nodemaintenances", "nodemaintenance.medik8s.io"),

@@ -1,4 +1,4 @@
-//! One misconfiguration at a time: only that is found.
+//! Tests that a check finds each misconfiguration, and that no other check reports it.
 
 mod cases;
 
@@ -52,7 +52,7 @@ fn each_misconfiguration_is_found_by_a_single_check() {
     insta::assert_snapshot!(listed);
 }
 
-/// Every check is provoked by a case, except what needs a cluster of its own.
+/// A case provokes every check, except the check that needs a cluster of one node.
 #[test]
 fn each_check_has_a_case() {
     let report = check(&healthy());

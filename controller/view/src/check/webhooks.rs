@@ -1,4 +1,5 @@
-//! The connection from API servers to the controller: webhooks, the subresources API, and the certificates of both.
+//! Checks of the connection from API servers to the controller: webhooks, the subresources API, and the certificates of
+//! both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,7 @@ pub(super) const VALIDATING: [&str; 6] = [
     "virt-launcher-eviction-interceptor.kubevirt.io",
     "vnodemaintenance.kb.io",
 ];
-/// The subresources API that virtctl calls (`deploy/controller/apiservices.yaml`).
+/// APIServices of the subresources API that virtctl calls (`deploy/controller/apiservices.yaml`).
 pub(super) const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
 
 pub(super) const RULES: &[Rule] = &[
@@ -70,7 +71,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// The fields that both kinds of webhooks have in common.
+/// Fields that mutating and validating webhooks have in common.
 struct Webhook<'a> {
     name: &'a str,
     is_validating: bool,
@@ -166,7 +167,8 @@ fn expiry(context: &RuleContext<'_>) -> Vec<Finding> {
         .filter_map(|webhook| bundle(webhook.client))
         .map(|bundle| bundle.0.as_slice())
         .collect();
-    // An authority is renewed when this part of its life is left. At half of it the renewal has certainly failed.
+    // The controller renews an authority when the time left reaches `renew_before`. At half of that time, the renewal
+    // has certainly failed.
     let lifetimes = Lifetimes::from(&context.world.configuration.certificates);
     let late = lifetimes.authority.renew_before / 2;
     let logs = |found: Finding| {
@@ -253,7 +255,7 @@ fn endpoints(context: &RuleContext<'_>) -> Vec<Finding> {
     let own = slices.filter(|slice| slice.metadata.namespace.as_deref() == Some(namespace));
     let is_ready = own.flat_map(|slice| &slice.endpoints).any(|endpoint| {
         let conditions = endpoint.conditions.as_ref();
-        // Unknown is to be taken for ready (discovery.k8s.io/v1).
+        // An unknown readiness counts as ready (discovery.k8s.io/v1).
         conditions.and_then(|conditions| conditions.ready).unwrap_or(true)
     });
     if is_ready {

@@ -1,4 +1,5 @@
-//! The state of a migration: its phase, its place in the queue, its progress, and why it failed.
+//! Explains the state of a migration: its phase, its position in the queue, its progress, and the reason of its
+//! failure.
 
 use drydock_api::{
     kubevirt::migration::{SourceState, TargetState},
@@ -31,25 +32,25 @@ const MESSAGE: usize = 16;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationExplanation {
-    /// Its namespace.
+    /// Namespace of the migration.
     pub namespace: String,
-    /// Its name.
+    /// Name of the migration.
     pub name: String,
-    /// The instance that moves.
+    /// Instance that is migrated.
     pub instance: String,
-    /// Its phase.
+    /// Phase of the migration.
     pub phase: MigrationPhase,
-    /// When it reached this phase.
+    /// Time at which the migration reached this phase.
     pub since: Option<Timestamp>,
-    /// The reason why it waits, its result, or the reason why it failed.
+    /// Reason for which the migration waits, its result, or the reason of its failure.
     pub message: String,
-    /// The node that the guest is to leave.
+    /// Node that the guest leaves.
     pub source: Option<String>,
-    /// The node that it goes to.
+    /// Node that the guest moves to.
     pub target: Option<String>,
-    /// The reports of the agents of both nodes, in words.
+    /// Reports of the agents of both nodes, as text.
     pub sides: Vec<String>,
-    /// Its place among all migrations that are not over.
+    /// Position of the migration among all migrations that have not ended.
     pub queue: Option<QueuePosition>,
     /// The progress of the transfer.
     pub progress: Option<MigrationProgress>,
@@ -57,25 +58,25 @@ pub struct MigrationExplanation {
     pub unread: Vec<UnreadKind>,
 }
 
-/// A place in the queue of migrations.
+/// Position of a migration in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct QueuePosition {
-    /// Its urgency.
+    /// Urgency of the migration.
     pub urgency: &'static str,
-    /// Its stage: `waits`, `starts its target pod`, `waits for a slot`, `has a slot`.
+    /// Stage of the migration, such as `waits`, `starts the target pod`, `waits for a slot` or `has a slot`.
     pub stage: &'static str,
-    /// Its place among those that wait, from 1; `None` if nothing but itself holds it up.
+    /// Position among the waiting migrations, from 1; `None` if the migration does not wait for a limit.
     pub place: Option<usize>,
-    /// Number of migrations that wait.
+    /// Number of waiting migrations.
     pub waiting: usize,
-    /// The limit that holds it back, in one CamelCase word.
+    /// Limit for which the migration waits, in one CamelCase word.
     pub limit: Option<&'static str>,
-    /// Migrations that have a slot now, as NAMESPACE/NAME: they use up the limit.
+    /// Other migrations that have a slot now, as NAMESPACE/NAME. They use up the limit.
     pub running: Vec<String>,
 }
 
-/// Returns the known state of a migration; `None` if there is none of this name.
+/// Returns the explanation of a migration. Returns `None` if no migration has this name.
 pub fn migration(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<MigrationExplanation> {
     let found = snapshot.migrations.iter().find(|migration| {
         let metadata = &migration.metadata;
@@ -146,7 +147,7 @@ fn target_state(state: TargetState) -> &'static str {
     }
 }
 
-/// Returns the entry of a migration in the queue, by the rules of the controller.
+/// Returns the entry of a migration in the queue, according to the rules of the controller.
 fn entry_of(
     world: &ClusterObjects<'_>,
     migration: &VirtualMachineInstanceMigration,
@@ -163,7 +164,8 @@ fn entry_of(
     entry(migration, Some(instance), pod.copied(), refused, world.snapshot.at)
 }
 
-/// Returns the place of a migration among all that are not over; `None` if it is over, or its instance is gone.
+/// Returns the position of a migration among all that have not ended. Returns `None` if the migration has ended, or if
+/// its instance does not exist.
 fn queue(snapshot: &Snapshot, migration: &VirtualMachineInstanceMigration) -> Option<QueuePosition> {
     let world = ClusterObjects::of(snapshot);
     let entries: Vec<QueuedMigration> = snapshot
@@ -205,7 +207,7 @@ fn queue(snapshot: &Snapshot, migration: &VirtualMachineInstanceMigration) -> Op
 }
 
 impl MigrationExplanation {
-    /// Returns it as text for a terminal of this width; `now` is the current time.
+    /// Returns the explanation as text for a terminal with this width; `now` is the current time.
     pub fn text(&self, now: Timestamp, width: usize) -> String {
         let mut text = String::new();
         let mut line = |label: &str, message: &str| beside(&mut text, label, message, MESSAGE, width);
@@ -290,7 +292,7 @@ mod tests {
         Arc::new(serde_json::from_value(migration).unwrap())
     }
 
-    /// Returns a cluster in which two guests leave `a`, as many as may, and two wait.
+    /// Returns a cluster in which two guests leave `a`, which is the limit, and two others wait.
     fn moving() -> Snapshot {
         let mut snapshot = cluster();
         let holding = |left: u64| {

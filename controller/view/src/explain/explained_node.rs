@@ -1,4 +1,4 @@
-//! One node: whether new guests may come and why not, what a drain would do, and which CPU models guests can have.
+//! Explains one node: whether it accepts new guests, the effect of a drain, and the CPU models that guests can have.
 
 use drydock_api::{
     facts::{Usable, VirtualizationFacts},
@@ -24,14 +24,14 @@ use crate::{
 /// Column at which messages begin.
 const MESSAGE: usize = 16;
 
-/// The Lease by which an agent shows that it is alive.
+/// State of the Lease that an agent renews as its heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lease {
-    /// It was renewed then.
+    /// The agent renewed the Lease at this time.
     Renewed(Timestamp),
-    /// There is none.
+    /// The Lease does not exist.
     Missing,
-    /// It could not be read, for this reason.
+    /// The Lease could not be read, for this reason.
     Unread(String),
 }
 
@@ -39,54 +39,54 @@ pub enum Lease {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeExplanation {
-    /// Its row in the table of all nodes.
+    /// Row of the node in the table of all nodes.
     pub row: NodeRow,
-    /// The reasons why no new guest without special requirements would start there, each the predicate of a sentence
+    /// Reasons why no new guest without special requirements could start on the node, each the predicate of a sentence
     /// about the node.
     pub refuses: Vec<String>,
-    /// Its agent, in words.
+    /// State of the node's agent, as text.
     pub agent: String,
-    /// Conditions of its Hypervisor that are not met, in words.
+    /// Conditions of the node's Hypervisor that are not true, as text.
     pub conditions: Vec<String>,
-    /// The effect of a drain.
+    /// Effect of a drain.
     pub drain: Option<DrainInShort>,
-    /// Its processor; `None` if no agent has reported it.
+    /// Processor of the node; `None` if no agent has reported it.
     pub cpu: Option<NodeCpu>,
     /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
 }
 
-/// The effect of a drain, in numbers.
+/// Numbers of guests by the effect of a drain on them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainInShort {
-    /// Guests that would move.
+    /// Number of guests that would move.
     pub moves: usize,
-    /// Guests that would be shut down.
+    /// Number of guests that would be shut down.
     pub stops: usize,
-    /// Guests that would stay, as NAMESPACE/NAME.
+    /// Guests that would block the drain, as NAMESPACE/NAME.
     pub blocks: Vec<String>,
     /// Pods that would wait for a PodDisruptionBudget, as NAMESPACE/NAME.
     pub pods_waiting: Vec<String>,
 }
 
-/// A processor, as guests can have it.
+/// Properties of a node's processor that guests can use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCpu {
-    /// Its vendor.
+    /// Vendor of the processor.
     pub vendor: String,
-    /// The model that guests with `host-model` have.
+    /// CPU model of guests with `host-model`.
     pub host_model: Option<String>,
-    /// Models that guests can have, each by one name, without obsolete ones.
+    /// CPU models that guests can have, each under one name, without obsolete ones.
     pub usable: Vec<String>,
-    /// Models that guests cannot have.
+    /// CPU models that guests cannot have.
     pub not_usable: Vec<String>,
-    /// Features that the node withholds.
+    /// CPU features that the node withholds from guests.
     pub masked: Vec<String>,
 }
 
-/// Returns the known state of a node; `None` if there is none of this name.
+/// Returns the explanation of a node. Returns `None` if no node has this name.
 pub fn node(snapshot: &Snapshot, name: &str, lease: &Lease) -> Option<NodeExplanation> {
     snapshot.node(name)?;
     let world = ClusterObjects::of(snapshot);
@@ -120,7 +120,7 @@ pub fn node(snapshot: &Snapshot, name: &str, lease: &Lease) -> Option<NodeExplan
     })
 }
 
-/// Returns why a guest without special requirements would not start on a node.
+/// Returns the reasons why a guest without special requirements would not start on a node.
 fn refuses(world: &ClusterObjects<'_>, view: &NodeView<'_>) -> Vec<String> {
     let architecture = view.labels.and_then(|labels| labels.get("kubernetes.io/arch"));
     let spec = VirtualMachineInstanceSpec {
@@ -192,7 +192,7 @@ fn cpu(facts: &VirtualizationFacts, obsolete: &ObsoleteModels, masked: &[String]
 }
 
 impl NodeExplanation {
-    /// Returns it as text for a terminal of this width.
+    /// Returns the explanation as text for a terminal with this width.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
         let mut line = |label: &str, message: &str| beside(&mut text, label, message, MESSAGE, width);
@@ -282,7 +282,8 @@ mod tests {
 
     const RENEWED: &str = "2026-11-27T14:02:08Z";
 
-    /// Returns a cluster whose agents have reported a version, one condition that is not met and a model that is not usable.
+    /// Returns a cluster in which an agent has reported a version, a condition that is not true, and a model that is
+    /// not usable.
     fn reported() -> Snapshot {
         let mut snapshot = cluster();
         for hypervisor in &mut snapshot.hypervisors {

@@ -1,4 +1,4 @@
-//! On which nodes guests can have a CPU model, and what the others lack.
+//! Explains on which nodes guests can have a CPU model, and which features the other nodes lack.
 
 use drydock_api::facts::Usable;
 use drydock_core::{explain::explain, node::policy};
@@ -16,13 +16,13 @@ const MESSAGE: usize = 16;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelExplanation {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// Whether it is on the list of obsolete models, so that no node has a label for it.
+    /// Whether the model is on the list of obsolete models. No node has a label for an obsolete model.
     pub obsolete: bool,
-    /// Names that are like it, if no node knows it.
+    /// Names that are similar to the model, if no node knows it.
     pub similar: Vec<String>,
-    /// Each node, those first whose guests can have it.
+    /// All nodes, those first whose guests can have the model.
     pub nodes: Vec<ModelOnNode>,
     /// Kinds of objects that were not considered.
     pub unread: Vec<UnreadKind>,
@@ -34,19 +34,19 @@ pub struct ModelExplanation {
 pub struct ModelOnNode {
     /// Name of the node.
     pub name: String,
-    /// Whether they can; `None` if that is not known.
+    /// Whether guests on the node can have the model; `None` if that is not known.
     pub usable: Option<bool>,
-    /// Features that the model needs and guests cannot have there.
+    /// Features that the model needs and guests on the node cannot have.
     pub missing: Vec<String>,
-    /// Of these, those that the processor has and the node's mask withholds.
+    /// Missing features that the processor has, but that the node's mask withholds.
     pub masked: Vec<String>,
-    /// Whether the node has a label for it, which pods select on.
+    /// Whether the node has the label of the model, which pods select on.
     pub labelled: bool,
-    /// The same in words.
+    /// Human-readable message.
     pub message: String,
 }
 
-/// Returns the known state of a CPU model on all nodes.
+/// Returns the explanation of a CPU model for all nodes.
 pub fn model(snapshot: &Snapshot, model: &str) -> ModelExplanation {
     let world = ClusterObjects::of(snapshot);
     let policy = policy(&world.configuration, world.minimum(), false);
@@ -103,7 +103,7 @@ pub fn model(snapshot: &Snapshot, model: &str) -> ModelExplanation {
     }
 }
 
-/// Returns the sentence about one node.
+/// Returns the message about one node.
 fn sentence(node: &ModelOnNode, is_known: bool, obsolete: bool) -> String {
     match node.usable {
         Some(true) if node.labelled || obsolete => "guests can have it".into(),
@@ -124,13 +124,13 @@ fn sentence(node: &ModelOnNode, is_known: bool, obsolete: bool) -> String {
 }
 
 impl ModelExplanation {
-    /// Returns it for one node alone; `None` if there is none of this name.
+    /// Reduces the explanation to one node. Returns `None` if no node has this name.
     pub fn only(mut self, node: &str) -> Option<Self> {
         self.nodes.retain(|other| other.name == node);
         (!self.nodes.is_empty()).then_some(self)
     }
 
-    /// Returns it as text for a terminal of this width.
+    /// Returns the explanation as text for a terminal with this width.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
         let usable = self.nodes.iter().filter(|node| node.usable == Some(true)).count();
@@ -167,7 +167,8 @@ mod tests {
     use super::*;
     use crate::plan::fixture::cluster;
 
-    /// Returns a cluster in which `b` lacks two features of a model, of which its mask withholds one, and `c` has no agent.
+    /// Returns a cluster in which `b` lacks two features of a model and `c` has no agent. The mask of `b` withholds one
+    /// of the two features.
     fn lacking() -> Snapshot {
         let mut snapshot = cluster();
         for (index, blockers) in [(0, &[][..]), (1, &["avx512f", "avx512bw"])] {

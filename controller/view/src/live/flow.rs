@@ -1,12 +1,13 @@
-//! Pieces of text in lines that are never wider than a terminal.
+//! Wraps pieces of text into lines that are never wider than a terminal.
 
-/// Returns the words of a text.
+/// Splits a text into words.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Returns pieces in lines of at most `width` columns, `gap` spaces apart. The first line begins at column `first`, which is
-/// not part of it, the others with `indent` spaces. A piece that is wider than a line goes on in the next one.
+/// Returns pieces in lines of at most `width` columns, `gap` spaces apart. The first line starts at column `first` and
+/// does not include the columns before it. The other lines start with `indent` spaces. A piece that is wider than a
+/// line continues on the next one.
 pub(super) fn flow(pieces: &[String], gap: usize, first: usize, indent: usize, width: usize) -> Vec<String> {
     let width = width.max(1);
     let indent = if indent < width { indent } else { 0 };

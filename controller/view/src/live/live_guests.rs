@@ -1,4 +1,4 @@
-//! Guests that are still on a node, each as one line or a few.
+//! Renders guests that are still on a node, each with one or more lines.
 
 use std::sync::Arc;
 
@@ -14,25 +14,25 @@ use super::{
     live_migration::pieces,
 };
 
-/// Column of names.
+/// Column at which names begin.
 const NAME: usize = 12;
-/// A message is beside a name only if this many columns are left for it.
+/// Minimum number of columns for a message on the same line as the name.
 const MESSAGE: usize = 24;
 
-/// In which order guests are shown.
+/// Priorities of entries, in the order in which they are kept if not all of them fit.
 pub(super) mod priority {
-    /// Guests that are blocked: never left out for others.
+    /// Guests that are blocked. They are kept before all others.
     pub(in super::super) const BLOCKED: u8 = 0;
-    /// Guests that move.
+    /// Guests that are being migrated.
     pub(in super::super) const MOVING: u8 = 1;
     /// Guests that are being shut down.
     pub(in super::super) const STOPPING: u8 = 2;
-    /// Other pods that the maintenance waits for.
+    /// Pods without guests that the maintenance waits for.
     pub(in super::super) const PODS: u8 = 3;
-    /// Guests whose turn will come, and all others.
+    /// Guests that wait for their migration, and all others.
     pub(in super::super) const WAITING: u8 = 4;
 
-    /// Returns the place among the shown lines: those that need attention are nearest to the end.
+    /// Returns the position in the order of display. Entries that need attention are nearest to the end.
     pub(in super::super) fn of_display(priority: u8) -> u8 {
         match priority {
             MOVING => 0,
@@ -44,20 +44,20 @@ pub(super) mod priority {
     }
 }
 
-/// The lines of a guest.
+/// The lines of an entry.
 #[derive(Clone, Debug)]
 pub(super) struct GuestLines {
-    /// Index of its node.
+    /// Index of the entry's node.
     pub(super) node: usize,
-    /// One of [`priority`].
+    /// Priority of the entry, from [`priority`].
     pub(super) priority: u8,
-    /// Whether it is a guest, which is counted if it is not shown.
+    /// Whether the entry is a guest. Guests that are not shown are counted.
     pub(super) is_guest: bool,
-    /// The lines.
+    /// Lines of the entry.
     pub(super) lines: Vec<ColouredLine>,
 }
 
-/// Widths of columns that all guests share.
+/// Column widths that all entries share.
 #[derive(Debug, Default)]
 pub(super) struct Columns {
     name: usize,
@@ -65,7 +65,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Returns the widths for these guests. Names that leave no room for a message do not count.
+    /// Returns the column widths for these guests. Names that leave too little space for a message are ignored.
     pub(super) fn of<'a>(
         guests: impl Iterator<Item = (&'a NodeCourse, &'a RemainingGuest)>,
         now: Timestamp,
@@ -125,7 +125,7 @@ impl Columns {
         }
     }
 
-    /// Returns the lines about pods that are no guests.
+    /// Returns the lines about pods without guests.
     pub(super) fn pods(&self, index: usize, why: &str, canvas: Canvas) -> GuestLines {
         GuestLines {
             node: index,
@@ -135,7 +135,8 @@ impl Columns {
         }
     }
 
-    /// Returns a label, a name and a message beside it, or below it if there is too little room.
+    /// Returns a label, a name and a message. The message is on the line of the name, or below it if the space is too
+    /// small.
     fn lines(
         &self,
         label: &str,
@@ -151,7 +152,7 @@ impl Columns {
         if fits_beside && column + message.chars().count() <= canvas.width {
             return vec![ColouredLine::plain(format!("{head}  {message}").trim_end().to_owned())];
         }
-        // Pieces that do not fit in one line are clearer together below the name.
+        // Pieces of progress that do not fit in one line are easier to read on lines of their own.
         if fits_beside && gap == 1 {
             let mut lines = flow(pieces, gap, column, column, canvas.width);
             if let Some(first) = lines.first_mut() {
@@ -169,11 +170,11 @@ impl Columns {
         lines
     }
 
-    /// Returns pieces as columns.
+    /// Returns pieces aligned to the columns.
     fn aligned(&self, pieces: &[String]) -> String {
         let widths = self.pieces.iter().copied().chain(std::iter::repeat(0));
         let cells = pieces.iter().zip(widths).map(|(piece, width)| {
-            // Percentages are numbers.
+            // Percentages are aligned to the right, like numbers.
             if piece.ends_with('%') {
                 format!("{piece:>width$}")
             } else {
@@ -184,7 +185,7 @@ impl Columns {
     }
 }
 
-/// Returns lines below a name.
+/// Returns pieces on lines below a name.
 fn below(pieces: &[String], gap: usize, canvas: Canvas) -> Vec<ColouredLine> {
     if pieces.is_empty() {
         return Vec::new();
@@ -201,7 +202,7 @@ fn full_name(guest: &RemainingGuest) -> String {
     format!("{}/{}", guest.namespace, guest.name)
 }
 
-/// Returns the migration by which a guest moves.
+/// Returns the migration of a guest that is moving.
 fn moving<'a>(node: &'a NodeCourse, guest: &RemainingGuest) -> Option<&'a Arc<VirtualMachineInstanceMigration>> {
     let mut migrations = node.migrations.iter();
     migrations

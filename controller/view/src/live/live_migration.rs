@@ -1,4 +1,4 @@
-//! One migration: how far it is.
+//! Renders the progress of one migration.
 
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
@@ -13,16 +13,16 @@ use super::{
 };
 use crate::text::bytes;
 
-/// Returns how much of a guest has moved, of the whole, in bytes.
+/// Returns the moved amount and the total amount of a guest's data, in bytes.
 fn moved(progress: &MigrationProgress) -> (u64, u64) {
-    // Bytes that were sent count those that the guest has changed since, so they may be more than the whole.
+    // The number of bytes sent may exceed the total, because it includes data that the guest has changed since.
     (
         progress.data_total.saturating_sub(progress.data_remaining),
         progress.data_total,
     )
 }
 
-/// Returns an amount of a whole, with one unit if it is the same: `2.1 of 3.4 GiB`.
+/// Returns an amount of a total. The unit is omitted from the first amount if both are the same: `2.1 of 3.4 GiB`.
 fn of_whole(part: u64, whole: u64) -> String {
     let (part, whole) = (bytes(part), bytes(whole));
     match (part.split_once(' '), whole.split_once(' ')) {
@@ -31,7 +31,7 @@ fn of_whole(part: u64, whole: u64) -> String {
     }
 }
 
-/// Returns a duration as a clock shows it: `0:38`, `1:02:03`.
+/// Returns a duration in the format of a clock: `0:38`, `1:02:03`.
 fn countdown(seconds: u64) -> String {
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 {
@@ -41,7 +41,7 @@ fn countdown(seconds: u64) -> String {
     }
 }
 
-/// Returns percentage, amount and time left, as far as they are known, of a guest of which some is to be moved.
+/// Returns percentage, amount and, if it is known, the time left of a migration that has data to move.
 pub(crate) fn amounts(progress: &MigrationProgress, now: Timestamp) -> Vec<String> {
     let (part, whole) = moved(progress);
     let percent = u128::from(part) * 100 / u128::from(whole.max(1));
@@ -53,7 +53,8 @@ pub(crate) fn amounts(progress: &MigrationProgress, now: Timestamp) -> Vec<Strin
     pieces
 }
 
-/// Returns target, percentage, amount and time left, as far as they are known; nothing if the guest does not move yet.
+/// Returns target, percentage, amount and, if it is known, the time left. Returns nothing if the guest is not moving
+/// yet.
 pub(super) fn pieces(migration: &VirtualMachineInstanceMigration, now: Timestamp) -> Vec<String> {
     let status = migration.status.as_ref();
     let source = status.and_then(|status| status.source.as_ref());
@@ -72,7 +73,8 @@ pub(super) fn pieces(migration: &VirtualMachineInstanceMigration, now: Timestamp
     pieces
 }
 
-/// Returns the state of a migration and a sentence about it, as its own conditions and sides report it.
+/// Returns the state of a migration and a sentence about it, from the conditions and the reports of both sides in its
+/// status.
 pub fn describe(migration: &VirtualMachineInstanceMigration) -> (&'static str, String) {
     let status = migration.status.clone().unwrap_or_default();
     let phase = status.phase.unwrap_or(MigrationPhase::Pending);
@@ -107,7 +109,7 @@ pub fn describe(migration: &VirtualMachineInstanceMigration) -> (&'static str, S
     (phase.as_str(), message)
 }
 
-/// Returns one migration as lines, none of which is wider than the canvas, and at most as many as it is high.
+/// Returns one migration as lines that fit the width and the height of the canvas.
 pub fn migration(migration: &VirtualMachineInstanceMigration, now: Timestamp, canvas: Canvas) -> Vec<String> {
     let (phase, message) = describe(migration);
     let status = migration.status.as_ref();

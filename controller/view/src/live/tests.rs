@@ -1,4 +1,4 @@
-//! Blocks for terminals of all sizes.
+//! Tests of blocks for terminals of all sizes.
 
 use serde_json::{Value, json};
 
@@ -108,7 +108,7 @@ fn block_counts_guests_beyond_the_terminal_height() {
         ..NodeCourse::default()
     };
     insta::assert_snapshot!(shown(&[&node], WIDE).join("\n"));
-    // The list of the report ends at a hundred.
+    // The list in the report is truncated at a hundred guests.
     let mut more = node.clone();
     more.drain.as_mut().unwrap().left = 130;
     let lines = shown(&[&more], Canvas { height: 12, ..WIDE });
@@ -135,7 +135,7 @@ fn several_nodes_are_shown_with_the_drain_results() {
     ];
     let nodes: Vec<&NodeCourse> = nodes.iter().collect();
     insta::assert_snapshot!(shown(&nodes, WIDE).join("\n"));
-    // With too few lines, those that go on come first.
+    // If there are too few lines, drains that have not ended come first.
     let lines = shown(&nodes, Canvas { height: 9, ..WIDE });
     assert!(
         lines[0].starts_with("worker-1") && lines.iter().any(|line| line.starts_with("worker-5")),

@@ -86,7 +86,7 @@ fn guest(name: &str, node: &str, spec: &Value, migratable: bool) -> (VirtualMach
     )
 }
 
-/// Returns a cluster of three nodes; on `a` are guests of each kind.
+/// Returns a cluster of three nodes. On `a` are guests of every kind.
 pub fn cluster() -> Snapshot {
     let mut snapshot = Snapshot {
         at: "2026-11-27T14:02:11Z".parse().unwrap(),

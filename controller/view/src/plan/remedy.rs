@@ -10,35 +10,35 @@ use serde::Serialize;
 
 use crate::text::beside;
 
-/// A remedy.
+/// An action against an obstacle.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remedy {
-    /// The instruction, for people.
+    /// Human-readable instruction.
     pub text: String,
-    /// A command that does it, if there is one.
+    /// Command that carries out the instruction, if there is one.
     pub command: Option<String>,
 }
 
 impl Remedy {
-    /// Appends it to a text for people, from a column on.
+    /// Appends the remedy to a text, indented to a column.
     pub(crate) fn append(&self, text: &mut String, column: usize, width: usize) {
         beside(text, "", &format!("helps: {}", self.text), column, width);
         if let Some(command) = &self.command {
-            // Not wrapped, so that it can be copied. Writing to a string cannot fail.
+            // The command is not wrapped, so that it can be copied. Writing to a string cannot fail.
             let _ = writeln!(text, "{:column$}{command}", "");
         }
     }
 
-    /// Returns what helps against a reason of a [`RemainingGuest`](drydock_api::hypervisor::RemainingGuest).
+    /// Returns the remedy for a reason of a [`RemainingGuest`](drydock_api::hypervisor::RemainingGuest).
     ///
-    /// | reason | what helps |
+    /// | reason | remedy |
     /// |---|---|
-    /// | `NotMigratable`, `CannotEvacuate` | to let it restart elsewhere, if a VirtualMachine starts it again; else to stop it |
-    /// | `NoTargetAvailable` | to make room, or to let it restart |
-    /// | `DisruptionBudget` | to look at the budget of another owner that selects it |
-    /// | `External` | whatever moves it, which is not Drydock |
-    /// | `NotRequested`, `Refused` | nothing in general: the message has the cause |
+    /// | `NotMigratable`, `CannotEvacuate` | restart the guest elsewhere if a VirtualMachine owns it, else delete it |
+    /// | `NoTargetAvailable` | make room, or apply the remedy of `NotMigratable` |
+    /// | `DisruptionBudget` | change the budget of another owner that selects the pod |
+    /// | `External` | wait for the component that moves the guest, which is not Drydock |
+    /// | `NotRequested`, `Refused` | none in general: the message has the cause |
     pub(crate) fn of(reason: &str, instance: &VirtualMachineInstance, namespace: &str, name: &str) -> Option<Self> {
         let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
         let restarts = owners

@@ -1,4 +1,4 @@
-//! A plan as text.
+//! Renders a plan as text.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::{
 /// Column at which messages begin.
 const MESSAGE: usize = 17;
 
-/// Returns a plan as text for a terminal of this width. `clock` is the time of day at which the objects were read.
+/// Returns a plan as text for a terminal with this width. `clock` is the time of day at which the objects were read.
 pub fn text(plan: &DrainPlan, clock: &str, width: usize) -> String {
     let mut text = String::new();
     for node in &plan.nodes {
@@ -103,12 +103,12 @@ fn name(guest: &GuestPlan) -> String {
     format!("{}/{}", guest.namespace, guest.name)
 }
 
-/// Appends a name and a message beside it, or below it if the name is long.
+/// Appends a name and a message. The message is on the line of the name, or below it if the name is long.
 fn line(text: &mut String, name: &str, message: &str, width: usize) {
     beside(text, &format!("  {name}"), message, MESSAGE, width);
 }
 
-/// Returns the sentence about the remaining guests.
+/// Returns the sentence about the free memory of the other nodes.
 fn room(room: &Room) -> String {
     if room.nodes == 0 {
         return "no other node takes virtual machines".into();

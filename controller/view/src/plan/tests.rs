@@ -1,4 +1,4 @@
-//! Nodes with guests of every kind, and what draining them would do.
+//! Tests of plans for nodes with guests of every kind.
 
 use serde_json::json;
 
@@ -48,7 +48,7 @@ fn plan_fits_narrow_terminals_without_cutting_names() {
 
 #[test]
 fn several_nodes_are_one_question() {
-    // Each of the others has room for the guests of one node, but not of both.
+    // Node `c` has room for the guests of `b` alone, but not for those of `a` and `b` together.
     let mut snapshot = cluster();
     snapshot.nodes[2] = Arc::new(node("c", "9Gi"));
     let blocked = |plan: &DrainPlan| -> usize { plan.nodes.iter().map(|node| node.blocks.len()).sum() };
@@ -107,7 +107,7 @@ fn room_counts_the_loss_of_one_more_node() {
         snapshot.nodes[2] = Arc::new(node("c", c));
         planned(&snapshot, &["b"]).room
     };
-    // On `a` are four guests of 4 GiB, and that of `b` goes there too.
+    // Node `a` has four guests of 4 GiB, and the guest of `b` moves to `a` as well.
     for (c, missing, lost) in [
         ("32Gi", 0, None),
         ("16Gi", 4 * GIB, Some("a")),
@@ -207,6 +207,6 @@ fn end_is_estimated_from_migrations_that_have_succeeded() {
     snapshot.migrations.push(migration("Failed"));
     assert_eq!(end(&snapshot), None);
     snapshot.migrations.push(migration("Succeeded"));
-    // It has the size of the guest that moved.
+    // The amount of data of the finished migration is the memory of its guest.
     assert_eq!(end(&snapshot), Some(20));
 }

@@ -1,4 +1,4 @@
-//! The migration calls: their arguments and results are lists of typed parameters.
+//! The migration calls, whose arguments and results are lists of typed parameters.
 
 use std::{
     ffi::{CStr, CString, c_int, c_ulong, c_ulonglong},
@@ -41,7 +41,7 @@ impl Parameters {
         value: MigrationParameter<'_>,
     ) -> Result<(), LibvirtError> {
         let name = name.as_ptr();
-        // SAFETY: the three fields belong together as libvirt left them; strings end with a zero byte and are copied.
+        // SAFETY: libvirt has left the three fields consistent; strings end with a zero byte and are copied.
         let added = unsafe {
             match value {
                 MigrationParameter::Number(number) => sys::virTypedParamsAddULLong(
@@ -69,7 +69,7 @@ impl Parameters {
 
 impl Drop for Parameters {
     fn drop(&mut self) {
-        // SAFETY: null or a list from libvirt that this value owns, freed once.
+        // SAFETY: the pointer is null or a list from libvirt that this value owns and frees once.
         unsafe { sys::virTypedParamsFree(self.list, self.count) };
     }
 }
@@ -98,14 +98,14 @@ pub(super) fn migrate(
     };
     match succeeded(CALL, moved) {
         Ok(_) => Ok(Ok(())),
-        // libvirtd also passes on errors of its own connection to the target, so only the state of this connection
-        // shows which of the two is broken.
+        // libvirtd also forwards errors of its own connection to the target, so only the state of this connection shows
+        // which connection is broken.
         Err(error) if error.is_broken_connection() && !is_alive(connection) => Err(error),
         Err(error) => Ok(Err(error)),
     }
 }
 
-/// Returns whether the connection has not been closed by either side, as far as libvirt's client knows.
+/// Returns whether the connection is still open on both sides, as far as libvirt's client knows.
 fn is_alive(connection: &LibvirtConnection) -> bool {
     // SAFETY: the connection has not been freed.
     unsafe { sys::virConnectIsAlive(connection.raw) == 1 }
@@ -120,7 +120,7 @@ pub(super) fn job(connection: &LibvirtConnection, which: WhichJob) -> Result<Opt
     let domain = connection.found(CALL)?;
     let mut job_type = 0;
     let mut parameters = Parameters::new();
-    // SAFETY: the domain is one of this open connection, and all places outlive the call.
+    // SAFETY: the domain is one of this open connection, and all output variables outlive the call.
     let fetched = succeeded(CALL, unsafe {
         sys::virDomainGetJobStats(
             domain.0,
@@ -138,7 +138,7 @@ pub(super) fn job(connection: &LibvirtConnection, which: WhichJob) -> Result<Opt
         Err(error) if error.code == sys::VIR_ERR_OPERATION_INVALID => return Ok(None),
         Err(error) => return Err(error),
     }
-    // SAFETY: libvirt returned that many parameters.
+    // SAFETY: libvirt returned `parameters.count` parameters.
     let parameters_read = unsafe { read_parameters(parameters.list, parameters.count) };
     Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &parameters_read))
 }
@@ -147,7 +147,7 @@ pub(super) fn max_downtime(connection: &LibvirtConnection) -> Result<u64, Libvir
     const CALL: &str = "reading the limit of a migration's downtime";
     let domain = connection.found(CALL)?;
     let mut milliseconds: c_ulonglong = 0;
-    // SAFETY: the domain is one of this open connection, and the place outlives the call.
+    // SAFETY: the domain is one of this open connection, and the output variable outlives the call.
     succeeded(CALL, unsafe {
         sys::virDomainMigrateGetMaxDowntime(domain.0, &raw mut milliseconds, 0)
     })
@@ -166,7 +166,7 @@ pub(super) fn set_max_downtime(connection: &LibvirtConnection, milliseconds: u64
 
 pub(super) fn set_bandwidth(connection: &LibvirtConnection, mebibytes: u64) -> Result<(), LibvirtError> {
     const CALL: &str = "limiting a migration's bandwidth";
-    // libvirt takes 0 as a speed, with which a migration would make no progress.
+    // libvirt accepts a speed of 0, with which a migration would make no progress.
     let mebibytes = match mebibytes {
         0 => BANDWIDTH_AT_MOST,
         limit => limit.min(BANDWIDTH_AT_MOST),
@@ -195,7 +195,7 @@ pub(super) fn compare_cpu(
     const CALL: &str = "comparing a guest's CPU";
     let cpu = c_string(CALL, cpu)?;
     let virt_type: CString = c_string(CALL, virt_type.as_str())?;
-    // Without the flag libvirt would return only that the CPU does not fit, without the reason.
+    // Without the flag, libvirt would return only that the CPU is incompatible, without the reason.
     let flags = sys::VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE;
     // SAFETY: the connection is open, both strings end with a zero byte and outlive the call; null selects the host's
     // architecture, its emulator, and the emulator's default machine.

@@ -1,10 +1,10 @@
-//! Recorded data of guest agents, and data of agents that lie.
+//! Tests with recorded data of guest agents, and with data of guest agents that send wrong values.
 
 use proptest::prelude::{any, proptest};
 
 use super::{GuestInfo, GuestInterface, Parameter, ParameterValue};
 
-/// Parses parameters as `virsh guestinfo` prints them. Values that libvirt returns as numbers become numbers.
+/// Parses parameters in the format of `virsh guestinfo`. Values that libvirt returns as numbers become numbers.
 fn parameters(text: &str) -> Vec<Parameter> {
     const NUMBERS: [&str; 5] = ["count", "prefix", "offset", "total-bytes", "used-bytes"];
     text.lines()
@@ -64,7 +64,7 @@ fn missing_or_invalid_guest_info_is_unknown() {
 }
 
 proptest! {
-    /// Any input is processed in bounded time and space.
+    /// Any parameters are processed in bounded time and space.
     #[test]
     fn anything_is_read(numbers in proptest::collection::vec(("(if|os)(\\.[0-9])?\\.(count|name|hwaddr)", any::<i64>()), 0..20)) {
         let parameters: Vec<Parameter> = numbers

@@ -1,4 +1,4 @@
-//! Recorded jobs, and jobs with implausible data.
+//! Tests with recorded jobs, and with jobs with implausible data.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use proptest::prelude::{any, prop, proptest};
 
 use super::{JobAmount, JobInfo, JobOperation, JobType, Parameter, ParameterValue};
 
-/// Parses recorded parameters: a name and a value per line. All of these values are numbers.
+/// Parses recorded parameters: a name and a value per line. All recorded values are numbers.
 fn parameters(text: &str) -> Vec<Parameter> {
     text.lines()
         .map(|line| {
@@ -65,7 +65,7 @@ fn a_migration_that_does_not_converge() {
             },
             memory_rate: Some(1_313_460),
             disk_rate: None,
-            // 319 pages of 4 KiB.
+            // The rate is 319 pages of 4 KiB.
             dirty_rate: Some(319 * 4096),
             iteration: Some(16),
             throttle: Some(20),
@@ -111,7 +111,7 @@ fn unreported_values_are_unknown() {
         (job.operation, job.elapsed, job.dirty_rate),
         (JobOperation::Unknown(0), None, None)
     );
-    // A rate without the page size is ignored, and so is a negative time.
+    // A rate without the page size is ignored, and a negative time is ignored.
     let parameters_read = parameters("memory_dirty_rate 7\ntime_elapsed -1\noperation 99");
     let job = JobInfo::from_parameters(JobType::from_raw(77), &parameters_read).unwrap();
     assert_eq!(

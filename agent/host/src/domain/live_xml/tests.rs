@@ -1,4 +1,4 @@
-//! Live XML of real guests, and documents of hostile libvirts.
+//! Tests with live XML of real guests, and with documents of hostile libvirts.
 
 use super::{AddressBits, LiveCpu, LiveDomain};
 use crate::{document::ParseError, domain::AgentChannel};
@@ -83,7 +83,7 @@ fn a_cpu_that_is_not_spelled_out_is_not_complete() {
         assert!(!cpu(&format!("<domain>{element}</domain>")).is_complete(), "{element}");
     }
     assert_eq!(LiveDomain::parse("<domain/>").unwrap(), LiveDomain::default());
-    // A feature without a policy.
+    // The features of an old libvirt have no policy.
     let old = cpu("<domain><cpu><feature name='vmx'/><feature/></cpu></domain>");
     assert_eq!(old.features, [("vmx".to_owned(), "require".to_owned())].into());
 }

@@ -1,10 +1,10 @@
-//! Each call to libvirt that decides on a start fails once in each way: the guest is started once.
+//! Tests in which each libvirt call that decides on a start fails once with each fault. The guest is started once.
 
 use drydock_host::fake::fake_guest::CallFault;
 
 use super::*;
 
-/// Lets a guest start, while one call fails.
+/// Serves a guest until it is reported as running, while one call fails.
 async fn started_once(call: &'static str, after: usize, fault: CallFault) {
     let shown = format!("{fault:?} of {call} number {}", after + 1);
     let mut fixture = fixture(&scheduled(), FakeLibvirt::default());

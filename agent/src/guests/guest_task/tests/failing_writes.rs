@@ -1,4 +1,6 @@
-//! Each write of a guest's task fails once in each way: the guest is started once, and its state and end are reported.
+//! Tests in which each write of a guest's task fails once with each fault.
+//!
+//! The guest is started once, and its state and end are reported.
 
 use futures::future::join_all;
 
@@ -10,8 +12,10 @@ const GATE_OPENED: &str = "opened gate";
 const GATE_CLOSED: &str = "closed gate";
 
 impl Around {
-    /// Responds to the next request, which may be the write that fails. As in the API server, a report on an earlier
-    /// version is a conflict; then the watch shows the VMI. Returns the name of a write that has succeeded.
+    /// Responds to the next request, which may be the failing write. Returns the name of the write if it succeeded.
+    ///
+    /// As in the API server, a report that is based on an earlier version is a conflict. The watch shows the VMI
+    /// afterwards.
     async fn respond(&mut self, failing: &mut FailingWrite) -> Option<&'static str> {
         let request = self.server.next_request().await;
         if request.method == Method::GET {
@@ -42,7 +46,7 @@ impl Around {
     }
 }
 
-/// Lets a guest start, end, and be reported, while one write fails.
+/// Serves a guest that starts and ends until both are reported, while one write fails.
 async fn started_and_ended(mut failing: FailingWrite) {
     let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
     let end = fixture.attend(async |around| {
@@ -94,7 +98,7 @@ async fn reported(mut fixture: Fixture, mut failing: FailingWrite, is_stored: im
     failing.assert_settled();
 }
 
-/// Responds to the list of the pods of a VMI whose pod is gone.
+/// Responds to a list request with no pods, because the pod of the VMI no longer exists.
 fn list_no_pods(request: ReceivedRequest) {
     request.with(&json!({
         "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": [],
@@ -130,7 +134,7 @@ async fn failed_report_of_an_end_with_the_node_is_repeated() {
     for failing in FailingWrite::each(&[STATUS_WRITE]) {
         let fixture = fixture(&scheduled(), FakeLibvirt::default());
         fs::create_dir(fixture.kubelet.join("pods")).unwrap();
-        // No launcher was ever ready, so no guest was started.
+        // The launcher was never ready, so no guest was started.
         let now = clock::Instant::now();
         fixture.around.seen.send_modify(|seen| seen.node_deleted = Some(now));
         reported(fixture, failing, |stored| {

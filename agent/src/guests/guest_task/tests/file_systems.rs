@@ -1,4 +1,4 @@
-//! Freezes and thaws of a guest's file systems whose agent hangs, or whose record is not written.
+//! Tests of freezes and thaws when the guest agent hangs or the record is not written.
 
 use drydock_api::node_api::{GuestCommand, NodeApiRefusal};
 use drydock_runtime::clock::test_clock::FollowedClock;
@@ -10,7 +10,7 @@ use crate::guests::directory::CommandRequest;
 
 const FREEZE: GuestCommand = GuestCommand::Freeze { thaw_after: None };
 
-/// A task of a running guest with an agent, and the status of its VMI.
+/// Returns the fixture of a running guest with a connected agent, whose VMI has this status.
 async fn with_agent(status: &Value) -> Fixture {
     let libvirt = started().await;
     libvirt.set_live_xml(&LIVE_XML.replace("state='disconnected'", "state='connected'"));
@@ -25,7 +25,7 @@ fn frozen(thaw_at: Option<&str>) -> Value {
     status
 }
 
-/// Sends a command; returns where its result comes.
+/// Sends a command. Returns the receiver of its result.
 async fn sent(
     requests: &mpsc::Sender<GuestRequest>,
     command: GuestCommand,
@@ -36,7 +36,7 @@ async fn sent(
     received
 }
 
-/// Sends a command, and stores the writes until its result is there.
+/// Sends a command, and stores writes until the result arrives.
 async fn send(
     around: &mut Around,
     requests: &mpsc::Sender<GuestRequest>,
@@ -52,14 +52,14 @@ async fn send(
     }
 }
 
-/// The calls that concern file systems.
+/// Returns the libvirt calls that freeze or thaw file systems.
 fn changes(libvirt: &FakeLibvirt) -> Vec<&'static str> {
     let mut calls = libvirt.calls();
     calls.retain(|call| ["freeze", "thaw"].contains(call));
     calls
 }
 
-/// Stores writes until the gate is open, so that the agent has been queried.
+/// Stores writes until the gate is open and no write is pending, so that the agent has been queried.
 async fn attended(around: &mut Around) {
     assert!(around.gate().await);
     while !around.server.is_left_alone_for(Duration::from_millis(100)).await {
@@ -144,7 +144,7 @@ async fn thaw_stays_due_when_the_clock_is_set() {
 #[tokio::test]
 async fn thaw_by_restart_is_reported_until_written() {
     let mut fixture = with_agent(&frozen(None)).await;
-    // Only the restart shows that nothing is frozen.
+    // Only the restart shows that no file system is frozen.
     fixture.around.libvirt.agent_hangs(true);
     let end = fixture.attend(async |around| {
         attended(around).await;

@@ -1,4 +1,4 @@
-//! Each call to libvirt that decides on a migration fails once in each way: nothing wrong is reported meanwhile.
+//! Tests in which each libvirt call that decides on a migration fails once with each fault. No false state is reported.
 
 use std::iter;
 
@@ -11,14 +11,14 @@ use super::{
 };
 
 impl SourceFixture {
-    /// Reconciles once. Returns when it reconciles again by itself.
+    /// Reconciles once. Returns the time of the next reconcile without an event.
     async fn reconcile_once(&mut self) -> Option<clock::Instant> {
         let Self { task, guest, fixture } = self;
         let result = fixture.around.serve(task.reconcile(Some(guest)), Around::store).await;
         task.side.next_reconcile(result)
     }
 
-    /// Connects again after the connection has ended, as the task does.
+    /// Replaces a connection that has ended, as the task does.
     async fn reconnect(&mut self) {
         self.take_in().await;
         self.task.hand_over_pause.connection_ended();
@@ -26,14 +26,14 @@ impl SourceFixture {
         self.guest = GuestConnection { handle, events };
     }
 
-    /// Returns the reported state, and the reason beside it.
+    /// Returns the reported state and the reason.
     fn reported(&self) -> [Value; 2] {
         let source = json!(self.fixture.around.stored())["status"]["source"].clone();
         ["state", "reason"].map(|field| source[field].clone())
     }
 }
 
-/// Lets a source make a report, while one call fails.
+/// Reconciles a source until it has made a report, while one call fails.
 async fn reported_after(report: &str, call: &'static str, fault: CallFault) {
     let shown = format!("{report}: {fault:?} of {call}");
     let mut source = about_to_report(report).await;
@@ -46,7 +46,7 @@ async fn reported_after(report: &str, call: &'static str, fault: CallFault) {
             break;
         }
         assert_eq!(source.reported(), before, "{shown}");
-        // The end of the connection is an event.
+        // The end of the connection is an event, so no reconcile needs to be due.
         let is_due = wake.is_some_and(|wake| wake > clock::Instant::now());
         assert!(is_due || fault.ends_connection(), "{shown}: waits for ever, or spins");
         if fault.ends_connection() {

@@ -1,4 +1,4 @@
-//! Each write of a source fails once in each way: the guest moves once, and nothing that the source has proven is lost.
+//! Tests in which each write of a source fails once with each fault. The guest migrates once, and no proof is lost.
 
 use drydock_core::migration::status::POST_COPY_BROKEN;
 use futures::{FutureExt, future::join_all};
@@ -6,11 +6,11 @@ use futures::{FutureExt, future::join_all};
 use super::*;
 use crate::failing_write::FailingWrite;
 
-/// The write that announces a pause.
+/// Name of the write that announces a pause.
 const PAUSED_MODE: &str = "mode Paused";
 const PROGRESS: &str = "progress";
 
-/// The reports of a source that follow the report of its migration.
+/// Reports of a source that follow the report that it is migrating.
 pub(super) const REPORTS: [&str; 7] = [
     "Released",
     "HandedOver",
@@ -21,7 +21,7 @@ pub(super) const REPORTS: [&str; 7] = [
     POST_COPY_BROKEN,
 ];
 
-/// Returns the name of a write: what it adds to the status of the source.
+/// Returns the name of a write, which describes the change to the status of the source.
 fn name_of(written: &Value) -> String {
     let stays = written["state"] == "Migrating" && written["startTimestamp"].is_string();
     match written["state"].as_str() {
@@ -33,7 +33,7 @@ fn name_of(written: &Value) -> String {
 }
 
 impl SourceFixture {
-    /// Reconciles once, with one write that fails. Returns whether the task reconciles again by itself.
+    /// Reconciles once with a failing write. Returns whether another reconcile is scheduled without an event.
     async fn reconcile_failing(&mut self, failing: &mut FailingWrite) -> bool {
         let Self { task, guest, fixture } = self;
         let respond = |around: &mut Around, request: ReceivedRequest| {
@@ -50,7 +50,7 @@ impl SourceFixture {
         wake.is_some()
     }
 
-    /// Reconciles until the source has made a report, with one write that fails. `check` is called in between.
+    /// Reconciles with a failing write until the source has made a report. `check` runs after each other reconcile.
     async fn reconcile_until(
         &mut self,
         report: &str,
@@ -69,7 +69,7 @@ impl SourceFixture {
     }
 }
 
-/// A source that is about to report a state, or that post-copy is broken.
+/// Returns a source that is about to report a state, or broken post-copy.
 pub(super) async fn about_to_report(report: &str) -> SourceFixture {
     match report {
         POST_COPY_BROKEN => {
@@ -147,7 +147,7 @@ async fn guest_moves_once_and_only_after_the_report_is_stored() {
     }
 }
 
-/// Lets a source make a report that fails once.
+/// Reconciles a source until it has made a report whose write fails once.
 async fn reported(report: &str, mut failing: FailingWrite) {
     let mut source = about_to_report(report).await;
     let before = source.fixture.around.libvirt.calls();

@@ -1,4 +1,4 @@
-//! Each call to libvirt that decides on an arrival fails once in each way: the guest is resumed once.
+//! Tests in which each libvirt call that decides on an arrival fails once with each fault. The guest is resumed once.
 
 use drydock_core::migration::status::POST_COPY_BROKEN;
 use drydock_host::fake::fake_guest::CallFault;
@@ -6,7 +6,7 @@ use drydock_host::fake::fake_guest::CallFault;
 use super::{failing_writes::about_to_report, *};
 
 impl TargetFixture {
-    /// Reconciles until the target has made a report, and connects again when the connection has ended.
+    /// Reconciles until the target has made a report. Connects again if the fault ends the connection.
     async fn reconcile_through(&mut self, report: &str, shown: &str, fault: CallFault) {
         for _ in 0..4 {
             let result = self.reconcile_once().await;
@@ -43,7 +43,7 @@ async fn target_reports_only_the_truth_whichever_call_fails() {
             let mut target = about_to_report(report).await;
             let libvirt = target.fixture.around.libvirt.clone();
             libvirt.fail_call(call, 0, fault);
-            // A CPU that libvirt does not compare is not known to fit.
+            // A guest whose CPU libvirt does not compare is refused, because its CPU is not known to fit.
             let is_refusal = call == "compare CPU" && fault == CallFault::Refused;
             let expected = if is_refusal { "Refused" } else { report };
             target.reconcile_through(expected, &shown, fault).await;

@@ -1,4 +1,5 @@
-//! Each write of a target fails once in each way: the guest is resumed once, and the state is reported.
+//! Tests in which each write of a target fails once with each fault. The guest is resumed once, and the state is
+//! reported.
 
 use drydock_core::migration::{status::POST_COPY_BROKEN, target::COMPLETE_FOR};
 use drydock_host::domain::ShutOffReason;
@@ -8,7 +9,7 @@ use super::*;
 use crate::failing_write::FailingWrite;
 
 impl TargetFixture {
-    /// Reconciles until the target has made a report, with one write that fails.
+    /// Reconciles with a failing write until the target has made a report.
     async fn reconcile_until(&mut self, report: &str, failing: &mut FailingWrite) {
         for _ in 0..4 {
             let Self {
@@ -36,7 +37,7 @@ fn migrating() -> Value {
     json!({"source": {"state": "Migrating", "fingerprint": "0a".repeat(32)}})
 }
 
-/// A target that is about to report a state, or that post-copy is broken.
+/// Returns a target that is about to report a state, or broken post-copy.
 pub(super) async fn about_to_report(report: &str) -> TargetFixture {
     let mut target = target(&json!({}), false).await;
     let libvirt = target.fixture.around.libvirt.clone();

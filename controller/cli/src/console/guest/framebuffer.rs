@@ -1,23 +1,23 @@
-//! The content of a display, and the changes that the browser has not received yet.
+//! The pixels of a display, and the changes that the browser has not received yet.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Bytes of a pixel: red, green, blue and, for the browser's canvas, an opacity that is always full.
+/// Bytes of a pixel: red, green, blue and an opacity for the browser's canvas, which is always full.
 pub(super) const PIXEL: usize = 4;
-/// Largest display in pixels, as width and height in either order: 16 MiB.
+/// Maximum size of a display in pixels, as width and height in either order. Such a display needs 16 MiB.
 pub(super) const LARGEST: (u16, u16) = (2560, 1600);
-/// Memory for all displays that are open, in bytes: two of the largest, or ten of 1024 by 768. The console has 80 MiB for
-/// everything.
+/// Memory for all open displays in bytes: two of the maximum size, or ten of 1024 by 768. The console has 80 MiB in
+/// total.
 const BUDGET: usize = 32 << 20;
-/// Side in pixels of the squares by which changes are remembered.
+/// Side length of a tile in pixels. Changes are recorded for each tile.
 const TILE: usize = 64;
-/// Size of what the browser gets at once, in bytes, beyond which there is no further rectangle.
+/// Size of a portion in bytes from which no further rectangle is added.
 const PORTION: usize = 1 << 20;
 
-/// Memory that displays may still take. Clones share it.
+/// Memory that is still available for displays. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Budget(Arc<AtomicUsize>);
 
@@ -42,16 +42,16 @@ pub(super) struct Framebuffer {
     pub(super) width: u16,
     pub(super) height: u16,
     pixels: Vec<u8>,
-    /// For each tile, in rows, whether it has changed since it was taken.
+    /// Whether each tile has changed since it was taken, row by row.
     changed: Vec<bool>,
     budget: Budget,
 }
 
 impl Framebuffer {
-    /// Returns a black display of this size, of which the browser has nothing.
+    /// Returns a black display of this size that is completely marked as changed.
     ///
     /// # Errors
-    /// If the size is not allowed, or the displays that are open leave no room; with a text for people.
+    /// If the size is not allowed, or the memory is used up by other displays. The error is human-readable.
     pub(super) fn new(width: u16, height: u16, budget: &Budget) -> Result<Self, String> {
         let size = usize::from(width) * usize::from(height) * PIXEL;
         if size == 0 || size > usize::from(LARGEST.0) * usize::from(LARGEST.1) * PIXEL {
@@ -84,13 +84,14 @@ impl Framebuffer {
         })
     }
 
-    /// Whether a rectangle is on the display.
+    /// Returns whether a rectangle is within the display.
     pub(super) fn has(&self, part: Rectangle) -> bool {
         let fits = |from: u16, length: u16, whole: u16| u32::from(from) + u32::from(length) <= u32::from(whole);
         fits(part.x, part.width, self.width) && fits(part.y, part.height, self.height)
     }
 
-    /// Sets pixels of a row, from the left of a rectangle that is on the display. The fourth byte of each is ignored.
+    /// Sets the pixels of one row of a rectangle, which has to be within the display. The fourth byte of each pixel is
+    /// ignored.
     pub(super) fn set_row(&mut self, part: Rectangle, row: u16, pixels: &[u8]) {
         let start = self.offset(part.x, part.y.saturating_add(row));
         let Some(target) = self.pixels.get_mut(start..start + pixels.len()) else {
@@ -101,7 +102,7 @@ impl Framebuffer {
         }
     }
 
-    /// Copies the pixels at a place to a rectangle; both are on the display, and may overlap.
+    /// Copies the pixels at a position to a rectangle. Both areas have to be within the display, and may overlap.
     pub(super) fn copy(&mut self, x: u16, y: u16, part: Rectangle) {
         let length = usize::from(part.width) * PIXEL;
         let mut rows: Vec<u16> = (0..part.height).collect();
@@ -115,7 +116,7 @@ impl Framebuffer {
         self.change(part);
     }
 
-    /// Remembers that a rectangle has changed.
+    /// Marks a rectangle as changed.
     pub(super) fn change(&mut self, part: Rectangle) {
         let tiles = |from: u16, length: u16| {
             let end = usize::from(from) + usize::from(length);
@@ -131,13 +132,13 @@ impl Framebuffer {
         }
     }
 
-    /// Whether the browser has not got all of it.
+    /// Returns whether there are changes that the browser has not received.
     pub(super) fn has_changed(&self) -> bool {
         self.changed.contains(&true)
     }
 
-    /// Takes a portion of what has changed: rectangles, each as left, top, width and height, of 16 bits each with the highest
-    /// first, and then its pixels by rows.
+    /// Takes a portion of the changes as a list of rectangles. Each has left, top, width and height as 16-bit numbers
+    /// in big-endian order, followed by its pixels row by row.
     pub(super) fn take(&mut self) -> Vec<u8> {
         let columns = usize::from(self.width).div_ceil(TILE);
         let mut taken = Vec::new();
@@ -145,7 +146,7 @@ impl Framebuffer {
         while tile < self.changed.len() && taken.len() < PORTION {
             let (row, column) = (tile / columns, tile % columns);
             let rest = &mut self.changed[tile..(row + 1) * columns];
-            // Neighbours are one rectangle.
+            // Changed tiles next to each other become one rectangle.
             let run = rest.iter().take_while(|changed| **changed).count();
             rest[..run].fill(false);
             if run > 0 {
@@ -160,7 +161,7 @@ impl Framebuffer {
         let width = width.min(usize::from(self.width) - left);
         let height = TILE.min(usize::from(self.height) - top);
         for number in [left, top, width, height] {
-            // Each is at most the width or the height, which have 16 bits.
+            // The numbers are at most the width or the height, which have 16 bits.
             taken.extend(u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes());
         }
         for row in top..top + height {
@@ -188,7 +189,7 @@ mod tests {
         Rectangle { x, y, width, height }
     }
 
-    /// Returns the rectangles in what was taken.
+    /// Returns the rectangles of a portion.
     fn rectangles(mut taken: &[u8]) -> Vec<Rectangle> {
         let mut found = Vec::new();
         while !taken.is_empty() {

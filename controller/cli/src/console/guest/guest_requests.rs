@@ -1,4 +1,4 @@
-//! Requests of a browser for a guest that is open on one of its pages: input to pass on, and pixels.
+//! Requests of a browser for a guest that one of its pages shows: input for the guest, and pixels of its display.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,23 +16,23 @@ use crate::console::{ConsoleContext, actions::READ_ONLY, error};
 
 /// Path to which input is posted.
 pub(in crate::console) const INPUT: &str = "/api/guest/input";
-/// Path of pixels.
+/// Path from which pixels are requested.
 pub(in crate::console) const FRAME: &str = "/api/guest/frame";
-/// Time after which a request for pixels ends without any.
+/// Time limit of a request for pixels. Without a change, the response is empty.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Input for a guest: of its keyboard and pointer, or of a form, whose fields are all texts.
+/// Input for a guest. It comes from the keyboard and the pointer, or from a form, whose fields are all texts.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::console) struct Body {
-    /// The identity under which the guest is open.
+    /// Identity of the open guest.
     guest: String,
     #[serde(default)]
     inputs: Vec<UserInput>,
-    /// A text that is typed.
+    /// Text to type.
     #[serde(default)]
     text: Option<String>,
-    /// Whether Enter is pressed after it.
+    /// Whether Enter is pressed after the text.
     #[serde(default)]
     enter: Option<String>,
     /// Whether Ctrl, Alt and Delete are pressed.
@@ -40,7 +40,7 @@ pub(in crate::console) struct Body {
     ctrl_alt_delete: Option<String>,
 }
 
-/// The query of a request for pixels.
+/// Query of a request for pixels.
 #[derive(Deserialize)]
 pub(in crate::console) struct Frame {
     guest: String,
@@ -59,7 +59,7 @@ fn not_open() -> Response {
     )
 }
 
-/// Passes input on.
+/// Passes input on to the guest.
 pub(in crate::console) async fn input(State(shared): State<Arc<ConsoleContext>>, Json(body): Json<Body>) -> Response {
     if shared.read_only {
         return error(StatusCode::FORBIDDEN, READ_ONLY);
@@ -77,7 +77,8 @@ pub(in crate::console) async fn input(State(shared): State<Arc<ConsoleContext>>,
     Json(json!({})).into_response()
 }
 
-/// Returns rectangles that have changed, see [`super::framebuffer::Framebuffer::take`]; none if nothing has for a while.
+/// Returns the changed rectangles, see [`super::framebuffer::Framebuffer::take`]. The response is empty if nothing
+/// changes for a while.
 pub(in crate::console) async fn frame(
     State(shared): State<Arc<ConsoleContext>>,
     Query(frame): Query<Frame>,

@@ -1,8 +1,7 @@
 //! Converts a browser's keys for guests: to bytes on a serial port, and to X11 keysyms on a display.
 //!
-//! Names and codes of keys are those of the W3C's UI Events (`KeyboardEvent.key`, `KeyboardEvent.code`); bytes are those of
-//! xterm ("XTerm Control Sequences", PC-style function keys); keysyms are those of RFC 6143, 7.5.4, and X11's
-//! `keysymdef.h`.
+//! Names and codes of keys are defined by the W3C's UI Events (`KeyboardEvent.key`, `KeyboardEvent.code`), bytes by
+//! xterm ("XTerm Control Sequences", PC-style function keys), keysyms by RFC 6143, 7.5.4, and X11's `keysymdef.h`.
 
 use serde::Deserialize;
 
@@ -10,11 +9,11 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(in crate::console) struct KeyPress {
-    /// Its meaning: a character, or a name such as `Enter`.
+    /// Meaning of the key: a character, or a name such as `Enter`.
     pub(super) key: String,
-    /// Its position on the keyboard, such as `KeyQ` or `Numpad7`.
+    /// Position of the key on the keyboard, such as `KeyQ` or `Numpad7`.
     pub(super) code: String,
-    /// Whether it was pressed; otherwise it was released.
+    /// Whether the key was pressed. Otherwise it was released.
     pub(super) down: bool,
     pub(super) ctrl: bool,
     pub(super) alt: bool,
@@ -22,7 +21,7 @@ pub(in crate::console) struct KeyPress {
 }
 
 impl KeyPress {
-    /// Returns Enter.
+    /// Returns a press or release of Enter.
     pub(super) fn enter(down: bool) -> Self {
         Self {
             key: "Enter".into(),
@@ -33,7 +32,7 @@ impl KeyPress {
     }
 }
 
-/// Keys whose sequence ends with a letter, with that letter.
+/// Keys whose escape sequence ends with a letter, each with that letter.
 const LETTERS: [(&str, char); 10] = [
     ("ArrowUp", 'A'),
     ("ArrowDown", 'B'),
@@ -46,7 +45,7 @@ const LETTERS: [(&str, char); 10] = [
     ("F3", 'R'),
     ("F4", 'S'),
 ];
-/// Keys whose sequence has a number, with that number.
+/// Keys whose escape sequence contains a number, each with that number.
 const NUMBERS: [(&str, u8); 12] = [
     ("Insert", 2),
     ("Delete", 3),
@@ -62,8 +61,8 @@ const NUMBERS: [(&str, u8); 12] = [
     ("F12", 24),
 ];
 
-/// Returns what a terminal sends for a key that is pressed; nothing for a key that only modifies others, or is not known.
-/// `application` is whether the guest has switched the arrow keys to their other sequences.
+/// Returns the bytes that a terminal sends for a pressed key. Returns nothing for a modifier key or an unknown key.
+/// `application` is whether the guest has switched the arrow keys to application mode.
 pub(super) fn bytes(key: &KeyPress, application: bool) -> Vec<u8> {
     if !key.down {
         return Vec::new();
@@ -94,7 +93,7 @@ pub(super) fn bytes(key: &KeyPress, application: bool) -> Vec<u8> {
         name => {
             let mut characters = name.chars();
             match (characters.next(), characters.next()) {
-                // Both are how AltGr is reported on some systems: the character is what it makes.
+                // Some systems report AltGr as Ctrl and Alt. AltGr has produced the character.
                 (Some(character), None) if key.ctrl && key.alt => return character.to_string().into_bytes(),
                 (Some(character), None) if key.ctrl => match control(character) {
                     Some(byte) => vec![byte],
@@ -112,7 +111,7 @@ pub(super) fn bytes(key: &KeyPress, application: bool) -> Vec<u8> {
     }
 }
 
-/// Returns the control character that a key makes with Ctrl.
+/// Returns the control character for Ctrl and a key.
 fn control(character: char) -> Option<u8> {
     match character {
         '@' | ' ' | '2' => Some(0),
@@ -124,8 +123,8 @@ fn control(character: char) -> Option<u8> {
     }
 }
 
-/// Returns what a terminal sends for text that is pasted: lines end with Enter, and other control characters are left out, so
-/// that what was copied cannot press keys.
+/// Returns the bytes that a terminal sends for pasted text. Lines end with Enter, and other control characters are left
+/// out, so that pasted text cannot press keys.
 pub(super) fn pasted(text: &str) -> Vec<u8> {
     let text = text.replace("\r\n", "\r").replace('\n', "\r");
     text.chars()
@@ -134,7 +133,8 @@ pub(super) fn pasted(text: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Keysyms of names; where a name stands for two keys, those on the left or in the main block.
+/// Keysyms by the names of keys. If two keys have the same name, the keysym belongs to the left key or the one in the
+/// main block.
 const NAMED: [(&str, u32); 33] = [
     ("Backspace", 0xff08),
     ("Tab", 0xff09),
@@ -170,7 +170,7 @@ const NAMED: [(&str, u32); 33] = [
     ("Delete", 0xffff),
     ("Clear", 0xff0b),
 ];
-/// Keysyms of keys by where they are, for those whose name does not show it.
+/// Keysyms by the positions of keys, for keys whose name does not identify them.
 const PLACED: [(&str, u32); 14] = [
     ("ShiftLeft", SHIFT),
     ("ShiftRight", SHIFT_RIGHT),
@@ -210,10 +210,10 @@ const ALT_RIGHT: u32 = 0xffea;
 const DELETE: u32 = 0xffff;
 /// Ctrl, Alt and Delete, in the order in which they are pressed.
 pub(super) const CTRL_ALT_DELETE: [u32; 3] = [CONTROL, ALT, DELETE];
-/// Characters for which Shift is held on a keyboard of the United States, which QEMU takes for granted; and the upper case.
+/// Signs that need Shift on a US keyboard, which QEMU assumes. Uppercase letters need Shift, too.
 const SHIFTED: &str = "~!@#$%^&*()_+{}|:\"<>?";
 
-/// Returns the keysym of a key; `None` if it has none, as AltGr, dead keys and the keys of media.
+/// Returns the keysym of a key. Returns `None` for keys without one, such as AltGr, dead keys and media keys.
 pub(super) fn keysym(key: &KeyPress) -> Option<u32> {
     let of = |table: &[(&str, u32)], name: &str| {
         table
@@ -221,7 +221,7 @@ pub(super) fn keysym(key: &KeyPress) -> Option<u32> {
             .find(|(known, _)| *known == name)
             .map(|(_, keysym)| *keysym)
     };
-    // The key has the position of the right Alt key, and the characters that it produces arrive as keys of their own.
+    // AltGr has the position of the right Alt key. The characters that it produces arrive as keys of their own.
     if key.key == "AltGraph" {
         return None;
     }
@@ -246,7 +246,8 @@ pub(super) fn keysym(key: &KeyPress) -> Option<u32> {
     }
 }
 
-/// Returns the keysym of a character: itself in Latin-1, and with 2^24 added elsewhere in Unicode.
+/// Returns the keysym of a character. In Latin-1 this is the code point, and in the rest of Unicode the code point plus
+/// 2^24.
 fn of_character(character: char) -> Option<u32> {
     match u32::from(character) {
         code @ (0x20..=0x7e | 0xa0..=0xff) => Some(code),
@@ -256,7 +257,7 @@ fn of_character(character: char) -> Option<u32> {
 }
 
 /// Returns the key events, pressed (`true`) or released (`false`), that press `keysym` while the keys `held` are down.
-/// If a US keyboard needs another state of Shift for a sign than the user's keyboard, Shift is changed for that moment.
+/// If a sign needs another state of Shift on a US keyboard than on the user's keyboard, Shift is changed temporarily.
 pub(super) fn pressed(keysym: u32, held: &[u32]) -> Vec<(u32, bool)> {
     let is_shift = |keysym: &u32| matches!(*keysym, SHIFT | SHIFT_RIGHT);
     let shifts: Vec<u32> = held.iter().copied().filter(is_shift).collect();
@@ -264,7 +265,7 @@ pub(super) fn pressed(keysym: u32, held: &[u32]) -> Vec<(u32, bool)> {
         .iter()
         .any(|held| matches!(*held, CONTROL | CONTROL_RIGHT | ALT | ALT_RIGHT));
     let character = char::from_u32(keysym).filter(char::is_ascii_graphic);
-    // The state of CapsLock decides on letters.
+    // Letters are not adjusted, because they also depend on CapsLock.
     let sign = character.filter(|character| !character.is_alphabetic() && !is_command);
     match sign.map(|sign| SHIFTED.contains(sign)) {
         Some(true) if shifts.is_empty() => vec![(SHIFT, true), (keysym, true), (SHIFT, false)],
@@ -277,7 +278,7 @@ pub(super) fn pressed(keysym: u32, held: &[u32]) -> Vec<(u32, bool)> {
     }
 }
 
-/// Returns the keys, pressed (`true`) and released, that type a text.
+/// Returns the key events, pressed (`true`) or released (`false`), that type a text.
 pub(super) fn typed(text: &str) -> Vec<(u32, bool)> {
     let mut keys = Vec::new();
     for character in text.replace("\r\n", "\n").chars() {
@@ -299,7 +300,7 @@ pub(super) fn typed(text: &str) -> Vec<(u32, bool)> {
 mod tests {
     use super::*;
 
-    /// Returns a key with the modifiers that begin its name, as `ctrl+`.
+    /// Returns a key press from a text such as `ctrl+c`, whose prefixes are modifiers.
     fn pressed(text: &str) -> KeyPress {
         let mut key = KeyPress {
             down: true,
@@ -341,7 +342,7 @@ mod tests {
             ("ctrl+é", ""),
             ("alt+b", "\x1bb"),
             ("alt+Enter", "\x1b\r"),
-            // AltGr of a German keyboard on Windows.
+            // AltGr on a German keyboard with Windows.
             ("ctrl+alt+@", "@"),
             ("ArrowUp", "\x1b[A"),
             ("ctrl+ArrowLeft", "\x1b[1;5D"),
@@ -426,7 +427,7 @@ mod tests {
             ('?', vec![SHIFT], vec![(0x3f, true)]),
             ('?', vec![], vec![(SHIFT, true), (0x3f, true), (SHIFT, false)]),
             ('/', vec![], vec![(slash, true)]),
-            // Shift and 7 of a German keyboard.
+            // Shift and 7 on a German keyboard.
             (
                 '/',
                 vec![SHIFT_RIGHT],

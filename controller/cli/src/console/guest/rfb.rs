@@ -1,4 +1,4 @@
-//! The client of a guest's display: the protocol RFB 3.8 (RFC 6143), without input and output of its own.
+//! The client of a guest's display. It implements the protocol RFB 3.8 (RFC 6143) without any I/O.
 //!
 //! ```text
 //!  bytes of the guest ─▶ feed ─▶ Framebuffer ─▶ portions for the browser
@@ -6,8 +6,8 @@
 //!                  request, once the browser has everything ─┘
 //! ```
 //!
-//! The encodings are Raw, which each server has, CopyRect and the pseudo-encoding DesktopSize. A server uses no others than
-//! those that its client names.
+//! The supported encodings are Raw, which every server has, CopyRect and the pseudo-encoding DesktopSize. A server uses
+//! only encodings that its client has listed.
 
 use std::collections::BTreeMap;
 
@@ -19,17 +19,17 @@ use super::{
 };
 
 const VERSION: &[u8; 12] = b"RFB 003.008\n";
-/// Security type without any: the API server has authorized the user.
+/// Security type without authentication. The API server has authorized the user.
 const NONE: u8 = 1;
 const RAW: i32 = 0;
 const COPY: i32 = 1;
 const DESKTOP_SIZE: i32 = -223;
-/// Longest text of a refusal that is read, in bytes.
+/// Maximum number of bytes that are read from the text of a refusal.
 const LONGEST_REASON: u32 = 1024;
-/// Bytes to the guest that may wait: some thousand events.
+/// Maximum number of bytes that wait to be sent to the guest: some thousand events.
 const MOST_OUTPUT: usize = 64 << 10;
 
-/// The reason why the display cannot be shown.
+/// Reason why the display cannot be shown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum RfbError {
     #[error("the display's protocol {0:?} is not supported; supported: \"RFB 003.008\"")]
@@ -48,54 +48,55 @@ pub(super) enum RfbError {
     Size(String),
 }
 
-/// The next item that the server sends. Each has a length in bytes, see [`Rfb::length`].
+/// Next item that the server sends. Each item has a length in bytes, see [`Rfb::length`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NextMessage {
     Version,
-    /// The number of security types.
+    /// Number of security types.
     SecurityCount,
     SecurityTypes(u8),
     SecurityResult,
     ReasonLength,
     Reason(u32),
     Start,
-    /// The kind of a message.
+    /// Kind of a message.
     Message,
-    /// The number of rectangles of an update.
+    /// Number of rectangles of an update.
     UpdateCount,
     Colours,
     CutText,
-    /// Bytes that are not used.
+    /// Number of bytes to skip.
     Skip(u32),
     Rectangle,
-    /// A row of a rectangle with pixels.
+    /// One row of pixels of a rectangle.
     Row(Rectangle, u16),
-    /// The position that a rectangle is copied from.
+    /// Position from which the pixels of a rectangle are copied.
     Source(Rectangle),
 }
 
-/// A client.
+/// State of an RFB client.
 pub(super) struct Rfb {
     next: NextMessage,
-    /// Number of rectangles of the update that have not arrived.
+    /// Number of rectangles of the current update that have not arrived.
     rectangles: u16,
-    /// The received bytes of the next item.
+    /// Received bytes of the next item.
     input: Vec<u8>,
     output: Vec<u8>,
     frame: Option<Framebuffer>,
     budget: Budget,
-    /// Whether a requested update has not arrived.
+    /// Whether an update has been requested and has not arrived.
     is_requested: bool,
-    /// Whether nothing was requested yet, so that all of the display is.
+    /// Whether the next request covers the whole display, because nothing was requested since the start or the last
+    /// change of size.
     is_new: bool,
-    /// Keysyms that are held down, by the codes of their keys.
+    /// Keysyms of the keys that are held down, by the codes of the keys.
     held: BTreeMap<String, u32>,
-    /// Buttons of the pointer that are held down.
+    /// Pointer buttons that are held down.
     buttons: u8,
 }
 
 impl Rfb {
-    /// Returns a client whose server has sent nothing.
+    /// Returns a client that has not received anything.
     pub(super) fn new(budget: Budget) -> Self {
         Self {
             next: NextMessage::Version,
@@ -111,7 +112,7 @@ impl Rfb {
         }
     }
 
-    /// Begins anew with another connection. What was shown stays until there is something else.
+    /// Starts over for a new connection. The shown content stays until the first new content.
     pub(super) fn restart(&mut self) {
         let frame = self.frame.take();
         *self = Self {
@@ -120,7 +121,7 @@ impl Rfb {
         };
     }
 
-    /// Returns the content of the display; `None` before its size is known.
+    /// Returns the content of the display; `None` if its size is not known yet.
     pub(super) fn frame(&mut self) -> Option<&mut Framebuffer> {
         self.frame.as_mut()
     }
@@ -130,15 +131,15 @@ impl Rfb {
         self.frame.as_ref().map(|frame| (frame.width, frame.height))
     }
 
-    /// Takes the bytes to send to the guest.
+    /// Takes the bytes that wait to be sent to the guest.
     pub(super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// Reads bytes of the guest.
+    /// Processes bytes of the guest.
     ///
     /// # Errors
-    /// If they violate the protocol, or if the display is too large. Nothing can be read after that.
+    /// If the bytes violate the protocol, or the display is too large. The client cannot be used after an error.
     pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), RfbError> {
         loop {
             let length = self.length();
@@ -166,7 +167,7 @@ impl Rfb {
         }
     }
 
-    /// The length in bytes of what comes next.
+    /// Returns the length of the next item in bytes.
     fn length(&self) -> usize {
         match self.next {
             NextMessage::Version | NextMessage::Rectangle => 12,
@@ -202,7 +203,7 @@ impl Rfb {
             }
             NextMessage::SecurityResult if long(input, 0) != 0 => NextMessage::ReasonLength,
             NextMessage::SecurityResult => {
-                // Others may stay connected.
+                // Shared mode: other clients may stay connected.
                 self.output.push(1);
                 NextMessage::Start
             }
@@ -254,7 +255,7 @@ impl Rfb {
         Ok(())
     }
 
-    /// Reads the head of a rectangle.
+    /// Processes the header of a rectangle.
     fn rectangle(&mut self, input: &[u8]) -> Result<NextMessage, RfbError> {
         self.rectangles = self.rectangles.saturating_sub(1);
         let part = Rectangle {
@@ -289,15 +290,16 @@ impl Rfb {
     }
 
     fn resize(&mut self, width: u16, height: u16) -> Result<(), RfbError> {
-        // The memory of the former is free for this one.
+        // The old display is dropped first, so that its memory is available for the new one.
         self.frame = None;
         self.frame = Some(Framebuffer::new(width, height, &self.budget).map_err(RfbError::Size)?);
         Ok(())
     }
 
-    /// Sends which pixels and encodings are wanted.
+    /// Sends the pixel format and the supported encodings.
     fn begin(&mut self) {
-        // 32 bits with a depth of 24, true colour, the lowest byte first, and each colour 8 bits wide: so red is the first byte.
+        // 32 bits per pixel with a depth of 24, true colour, little-endian, and 8 bits for each colour. Red is the
+        // first byte.
         let format = [32, 24, 0, 1, 0, 255, 0, 255, 0, 255, 0, 8, 16, 0, 0, 0];
         self.output.extend([0, 0, 0, 0]);
         self.output.extend(format);
@@ -307,7 +309,7 @@ impl Rfb {
         }
     }
 
-    /// Requests the next update, if the last has come and the browser has it.
+    /// Requests the next update if the last one has arrived and the browser has received it.
     pub(super) fn request(&mut self) {
         let Some(frame) = &self.frame else { return };
         let is_ready = self.next == NextMessage::Message && !self.is_requested;
@@ -321,7 +323,8 @@ impl Rfb {
         self.is_new = false;
     }
 
-    /// Whether the handshake is over, so that the guest takes input, and what it was sent before has left.
+    /// Returns whether the handshake is over, so that the guest accepts input, and the waiting output is below its
+    /// limit.
     fn takes_input(&self) -> bool {
         let has_begun = self.frame.is_some()
             && !matches!(
@@ -335,8 +338,8 @@ impl Rfb {
         has_begun && self.output.len() < MOST_OUTPUT
     }
 
-    /// Presses or releases a key. A pressed key is released by its physical position, even if it has another meaning by
-    /// then.
+    /// Presses or releases a key. A release refers to the key at the same physical position, even if that key has
+    /// another meaning in the meantime.
     pub(super) fn key(&mut self, key: &KeyPress) {
         let held = if key.down { None } else { self.held.remove(&key.code) };
         let Some(keysym) = held.or_else(|| keys::keysym(key)) else {
@@ -352,7 +355,7 @@ impl Rfb {
         self.held.insert(key.code.clone(), keysym);
     }
 
-    /// Presses keys in their order, and releases them in the other.
+    /// Presses keys in their order, and releases them in reverse order.
     pub(super) fn chord(&mut self, keysyms: &[u32]) {
         keysyms.iter().for_each(|keysym| self.press(*keysym, true));
         keysyms.iter().rev().for_each(|keysym| self.press(*keysym, false));
@@ -365,7 +368,7 @@ impl Rfb {
         }
     }
 
-    /// Releases all keys that are held down: the browser does not see their release once it shows something else.
+    /// Releases all keys that are held down. The browser does not see their release after the guest has lost the focus.
     pub(super) fn release(&mut self) {
         for keysym in std::mem::take(&mut self.held).into_values() {
             self.press(keysym, false);
@@ -379,15 +382,15 @@ impl Rfb {
         }
     }
 
-    /// Moves the pointer, with the buttons that are down as in `MouseEvent.buttons` of browsers.
+    /// Moves the pointer. `buttons` is encoded as in `MouseEvent.buttons` of browsers.
     pub(super) fn pointer(&mut self, x: u16, y: u16, buttons: u8) {
-        // Browsers have the right button before the middle one.
+        // In browsers the right button comes before the middle one. In RFB it comes after.
         let swapped = (buttons & 1) | (buttons & 2) << 1 | (buttons & 4) >> 1;
         self.buttons = swapped;
         self.point(x, y, swapped);
     }
 
-    /// Turns the wheel by one step, up or down: it is two further buttons.
+    /// Turns the wheel by one step, up or down. RFB encodes the wheel as two further buttons.
     pub(super) fn wheel(&mut self, x: u16, y: u16, up: bool) {
         let wheel = if up { 1 << 3 } else { 1 << 4 };
         self.point(x, y, self.buttons | wheel);
@@ -404,7 +407,7 @@ impl Rfb {
     }
 }
 
-/// Skips bytes before the next message.
+/// Returns the state that skips bytes before the next message.
 fn skip(length: u32) -> NextMessage {
     if length == 0 {
         NextMessage::Message
@@ -413,12 +416,12 @@ fn skip(length: u32) -> NextMessage {
     }
 }
 
-/// Reads 16 bits. Each element is as long as [`Rfb::length`] returns.
+/// Reads a 16-bit number. Each item is as long as [`Rfb::length`] returns, so the bytes are present.
 fn short(input: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([input[at], input[at + 1]])
 }
 
-/// Reads 32 bits.
+/// Reads a 32-bit number.
 fn long(input: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([input[at], input[at + 1], input[at + 2], input[at + 3]])
 }
@@ -429,7 +432,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns what a server sends until the handshake is over.
+    /// Returns the bytes of a server up to the end of the handshake.
     fn handshake(width: u16, height: u16) -> Vec<u8> {
         let mut bytes = b"RFB 003.008\n\x02\x02\x01\0\0\0\0".to_vec();
         bytes.extend(width.to_be_bytes());
@@ -457,7 +460,7 @@ mod tests {
         Rectangle { x, y, width, height }
     }
 
-    /// Returns a client that is connected to a display of 4 by 2 pixels, and has sent what it sends first.
+    /// Returns a client that is connected to a display of 4 by 2 pixels and has sent its first messages.
     fn connected() -> Rfb {
         let mut rfb = Rfb::new(Budget::default());
         rfb.feed(&handshake(4, 2)).unwrap();
@@ -475,12 +478,12 @@ mod tests {
         assert_eq!(first, b"RFB 003.008\n\x01\x01");
         assert_eq!((rest.len(), rest[0], rest[20]), (20 + 16 + 10, 0, 2));
         assert_eq!(rest[36..], [3, 0, 0, 0, 0, 0, 0, 4, 0, 2]);
-        // It has not come.
+        // The update has not arrived.
         rfb.request();
         assert!(rfb.take_output().is_empty());
         let pixels = [9; 4 * 2 * PIXEL];
         rfb.feed(&update(&[rectangle(part(0, 0, 4, 2), RAW, &pixels)])).unwrap();
-        // The browser has not got it.
+        // The browser has not received the update.
         rfb.request();
         assert!(rfb.take_output().is_empty());
         assert_eq!(rfb.frame().unwrap().take()[8..16], [9, 9, 9, 255, 9, 9, 9, 255]);
@@ -528,7 +531,7 @@ mod tests {
         rfb.key(&key("Shift", "ShiftLeft", true));
         rfb.key(&key("A", "KeyA", true));
         rfb.key(&key("Shift", "ShiftLeft", false));
-        // Shift is up, so the key means something else by now.
+        // Shift has been released, so the key has another meaning now.
         rfb.key(&key("a", "KeyA", false));
         let keys = |output: Vec<u8>| {
             output
@@ -560,7 +563,7 @@ mod tests {
             rfb.take_output(),
             [5, 4, 0, 3, 0, 1, 5, 12, 0, 0, 0, 0, 5, 4, 0, 0, 0, 0]
         );
-        // Nothing waits without a bound for a guest that takes nothing.
+        // The output for a guest that does not read is limited.
         rfb.text(&"x".repeat(1 << 20));
         assert!(rfb.take_output().len() < MOST_OUTPUT + 16);
         let mut early = Rfb::new(Budget::default());

@@ -1,6 +1,7 @@
 //! A websocket to the console or the display of a guest, through the API server's `subresources.kubevirt.io`.
 //!
-//! `kube` opens websockets only with the subprotocols of `kubectl exec`, so the upgrade is done here, with its client.
+//! `kube` opens websockets only with the subprotocols of `kubectl exec`, so this module implements the upgrade with the
+//! client of `kube`.
 
 use std::time::Duration;
 
@@ -33,23 +34,23 @@ use tokio_tungstenite::{
 
 use crate::console::{url::segment, view::GuestDevice};
 
-/// KubeVirt's subprotocol: bytes in binary messages.
+/// Subprotocol of KubeVirt: bytes in binary messages.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
-/// Time in which the API server has to switch to the websocket; its own limit is 60 s.
+/// Time limit for the API server to switch to the websocket. The API server's own limit is 60 s.
 const CONNECT: Duration = Duration::from_secs(60);
-/// Time between two pings, which keep proxies from ending a connection that carries nothing.
+/// Interval of pings, which keep proxies from closing an idle connection.
 const PING: Duration = Duration::from_secs(30);
-/// Time without any message after which a connection counts as broken: that of three pings.
+/// Time without any message after which a connection is considered broken: three pings without a response.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(95);
-/// Largest message that is read, in bytes. KubeVirt and Drydock send up to 32 KiB.
+/// Maximum size of a message that is read, in bytes. KubeVirt and Drydock send up to 32 KiB.
 const LARGEST_MESSAGE: usize = 1 << 20;
-/// Longest error that is read, in bytes.
+/// Maximum number of bytes that are read from an error response.
 const LONGEST_ERROR: usize = 64 << 10;
 
-/// Why there is no websocket.
+/// Reason why no websocket was opened.
 #[derive(Debug, Error)]
 pub(super) enum HandshakeError {
-    /// The API server, or the server of the subresources, refuses it with this message.
+    /// The API server, or the server of the subresources, has refused the websocket with this message.
     #[error("{message}")]
     Status { code: u16, message: String },
     #[error("the API server is not reached")]
@@ -64,12 +65,12 @@ pub(super) enum HandshakeError {
     Request(#[source] axum::http::Error),
 }
 
-/// Something that the other side has done.
+/// Event of a websocket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SocketEvent {
-    /// It has sent bytes.
+    /// The other side has sent bytes.
     Data(Bytes),
-    /// It has closed the websocket with a code and a reason.
+    /// The other side has closed the websocket with a code and a reason.
     Closed { code: u16, reason: String },
     /// The connection has ended without a reason.
     Lost,
@@ -82,15 +83,15 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 /// An open websocket.
 pub(super) struct GuestSocket {
     stream: WebSocketStream<Box<dyn ClientStream>>,
-    /// When the last message came.
+    /// Time of the last message.
     last: Instant,
 }
 
 impl GuestSocket {
-    /// Opens one.
+    /// Opens a websocket to the console or the display of a guest.
     ///
     /// # Errors
-    /// If it is refused, or the API server is not reached.
+    /// If the websocket is refused, or the API server cannot be reached.
     pub(super) async fn open(
         client: &Client,
         namespace: &str,
@@ -129,7 +130,7 @@ impl GuestSocket {
         Ok(Self::over(TokioIo::new(upgraded)).await)
     }
 
-    /// Returns the websocket over a connection that has switched to it.
+    /// Returns a websocket on a connection that has been upgraded.
     pub(super) async fn over(connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         let config = WebSocketConfig::default()
             .max_message_size(Some(LARGEST_MESSAGE))
@@ -171,13 +172,14 @@ impl GuestSocket {
         }
     }
 
-    /// Sends bytes. If the connection has ended, that is the next event.
+    /// Sends bytes. An error is ignored, because the next event reports that the connection has ended.
     pub(super) async fn send(&mut self, bytes: Vec<u8>) {
         let _ = self.stream.send(Message::Binary(bytes.into())).await;
     }
 }
 
-/// Returns the path of a subresource. KubeVirt's default is to take a display from its current client.
+/// Returns the path of a subresource. The query keeps KubeVirt from taking a display from its current client, which is
+/// its default.
 fn path(namespace: &str, name: &str, device: GuestDevice) -> String {
     let subresource = match device {
         GuestDevice::Console => "console",
@@ -191,7 +193,7 @@ fn path(namespace: &str, name: &str, device: GuestDevice) -> String {
     )
 }
 
-/// Whether a response is for the request with this key (RFC 6455, 4.1).
+/// Returns whether a response accepts the request with this key (RFC 6455, 4.1).
 fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
     let has = |name, expected: &str| {
         headers
@@ -203,7 +205,7 @@ fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
         && subprotocol.is_none_or(|subprotocol| subprotocol.as_bytes() == SUBPROTOCOL.as_bytes())
 }
 
-/// Returns a refusal in the words of who refused it: a Status of Kubernetes, or plain text.
+/// Returns the error for a refusal, with the message of a Kubernetes Status or the plain text of the response.
 fn refusal(code: StatusCode, body: &[u8]) -> HandshakeError {
     let status = serde_json::from_slice::<Status>(body).ok();
     let text = status
@@ -263,7 +265,7 @@ mod tests {
 
     #[test]
     fn response_is_for_the_key_and_the_subprotocol() {
-        // The example of RFC 6455, 1.3.
+        // Example of RFC 6455, 1.3.
         let key = "dGhlIHNhbXBsZSBub25jZQ==";
         for (accept, subprotocol, expected) in [
             ("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", Some(SUBPROTOCOL), true),

@@ -1,6 +1,6 @@
-//! The screen of a serial console: what the guest prints becomes rows of HTML.
+//! The screen of a serial console, which renders the output of the guest as rows of HTML.
 //!
-//! A serial port carries no size, so the screen has the 80 columns and 24 rows that guests take for granted there.
+//! A serial port does not transmit a size, so the screen has the 80 columns and 24 rows that guests assume.
 
 use avt::{Color, InvalidSize, Pen};
 use maud::{Markup, html};
@@ -9,11 +9,11 @@ use maud::{Markup, html};
 pub(in crate::console) const COLUMNS: usize = 80;
 /// Height of the screen in rows.
 pub(in crate::console) const ROWS: usize = 24;
-/// Number of characters of the longest sequence that is replied to.
+/// Maximum number of characters of a control sequence that is a query.
 const LONGEST_QUERY: usize = 4;
 
-/// The 16 colours that the style sheet has, as red, green and blue. Others are shown as the nearest of them, because the
-/// page's policy allows no styles of elements.
+/// The 16 colours of the style sheet, as red, green and blue. Other colours are shown as the nearest of them, because
+/// the page's policy does not allow inline styles.
 const PALETTE: [[u8; 3]; 16] = [
     [0x0c, 0x0e, 0x11],
     [0xff, 0x7b, 0x72],
@@ -35,10 +35,10 @@ const PALETTE: [[u8; 3]; 16] = [
 /// Levels of red, green and blue in the 216 colours of xterm that begin at number 16.
 const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
 
-/// A screen, and output that is not on it yet.
+/// A screen, and output that is not shown yet.
 pub(super) struct TerminalScreen {
     screen: avt::Terminal,
-    /// The beginning of a character whose other bytes have not come.
+    /// First bytes of an incomplete character.
     partial: Vec<u8>,
     /// A control sequence that may become a query.
     query: String,
@@ -48,7 +48,7 @@ impl TerminalScreen {
     /// Returns an empty screen.
     ///
     /// # Errors
-    /// If it has no size, which is constant.
+    /// If the size is invalid. It is constant.
     pub(super) fn new() -> Result<Self, InvalidSize> {
         Ok(Self {
             screen: avt::Terminal::new(COLUMNS, ROWS)?,
@@ -57,7 +57,8 @@ impl TerminalScreen {
         })
     }
 
-    /// Shows bytes of the guest, and returns the replies to queries in them. Bytes that are no UTF-8 are shown as U+FFFD.
+    /// Shows output of the guest, and returns the replies to queries in it. Bytes that are not UTF-8 are shown as
+    /// U+FFFD.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut replies = Vec::new();
         let mut input = std::mem::take(&mut self.partial);
@@ -94,18 +95,18 @@ impl TerminalScreen {
                 let column = cursor.col.min(COLUMNS - 1) + 1;
                 replies.extend_from_slice(format!("\x1b[{};{column}R", cursor.row + 1).as_bytes());
             }
-            // A VT100 with the advanced video option.
+            // Identifies the screen as a VT100 with the advanced video option.
             "\x1b[c" | "\x1b[0c" => replies.extend_from_slice(b"\x1b[?1;2c"),
             _ => {}
         }
     }
 
-    /// Whether the guest has switched the arrow keys to their other sequences.
+    /// Returns whether the guest has switched the arrow keys to application mode.
     pub(super) fn has_application_keys(&self) -> bool {
         self.screen.cursor_key_app_mode()
     }
 
-    /// Returns the content of each row. Where the cursor is, there is an element of class `cursor`.
+    /// Returns the content of each row. The cell at the cursor is an element with the class `cursor`.
     pub(super) fn rows(&self) -> Vec<Markup> {
         let cursor = self.screen.cursor().position();
         let lines = self.screen.screen().visible_lines().enumerate();
@@ -117,7 +118,7 @@ impl TerminalScreen {
     }
 }
 
-/// Returns a line as spans of the same looks.
+/// Returns a line as spans of cells with the same attributes.
 fn runs(line: &avt::Line, cursor: Option<usize>) -> Markup {
     let cells = line.cells();
     let is_blank = |cell: &avt::Cell| cell.char() == ' ' && cell.pen().is_default();
@@ -128,7 +129,7 @@ fn runs(line: &avt::Line, cursor: Option<usize>) -> Markup {
     let shown = cells.len().min(filled.max(cursor.map_or(0, |column| column + 1)));
     let mut runs: Vec<(String, String)> = Vec::new();
     for (column, cell) in cells.iter().enumerate().take(shown) {
-        // The second half of a wide character.
+        // The cell is the second half of a wide character.
         if cell.width() == 0 {
             continue;
         }
@@ -148,7 +149,7 @@ fn runs(line: &avt::Line, cursor: Option<usize>) -> Markup {
     }
 }
 
-/// Returns the classes of the style sheet for the looks of a cell, each with a space before it.
+/// Returns the style sheet's classes for the attributes of a cell, each with a leading space.
 fn class(pen: &Pen) -> String {
     let (mut front, mut back) = (pen.foreground().map(nearest), pen.background().map(nearest));
     let mut class = String::new();
@@ -175,7 +176,7 @@ fn class(pen: &Pen) -> String {
     class
 }
 
-/// Returns the number of the colour in [`PALETTE`] that is nearest.
+/// Returns the index of the nearest colour in [`PALETTE`].
 fn nearest(colour: Color) -> usize {
     let wanted = match colour {
         Color::Indexed(number @ 0..16) => return usize::from(number),
@@ -183,7 +184,7 @@ fn nearest(colour: Color) -> usize {
             let level = |divisor: u8| LEVELS[usize::from((number - 16) / divisor % 6)];
             [level(36), level(6), level(1)]
         }
-        // Greys.
+        // Shades of grey.
         Color::Indexed(number) => [8 + (number - 232) * 10; 3],
         Color::RGB(colour) => [colour.r, colour.g, colour.b],
     };

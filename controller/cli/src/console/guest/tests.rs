@@ -40,7 +40,7 @@ async fn websocket() -> (GuestSocket, Server) {
     (GuestSocket::over(near).await, server)
 }
 
-/// Runs a guest with these outcomes of attempts to connect, and then no other one.
+/// Runs a guest whose attempts to connect have these outcomes. Further attempts never finish.
 async fn run(guest: &OpenGuest, attempts: Vec<Result<GuestSocket, HandshakeError>>) {
     let attempts = RefCell::new(VecDeque::from(attempts));
     guest
@@ -177,7 +177,7 @@ async fn typed_keys_and_replies_reach_the_guest_in_order() {
             server.next().await.unwrap().unwrap(),
             Message::binary(&b"\x1b[1;1R"[..])
         );
-        // What a guest that takes nothing is sent is bounded.
+        // The waiting output for a guest that does not read is limited.
         for _ in 0..100 {
             guest.input(vec![UserInput::Text { text: "x".repeat(1024) }]);
         }

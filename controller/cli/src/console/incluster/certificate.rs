@@ -1,4 +1,4 @@
-//! The certificate that is served, as files that change.
+//! Serves a certificate from files, and replaces it when the files change.
 
 use std::{
     fs, io,
@@ -19,13 +19,13 @@ use rustls::{
 use thiserror::Error;
 use tracing::{info, warn};
 
-/// Names of the files, as of Secrets of the type `kubernetes.io/tls`.
+/// Names of the files, as in Secrets of the type `kubernetes.io/tls`.
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
-/// Time between two looks at the files. The kubelet itself brings a change of a Secret within some 90 seconds.
+/// Interval of checks of the files. The kubelet updates a mounted Secret within about 90 seconds.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A pair of files cannot be served.
+/// Reason why a pair of files cannot be served.
 #[derive(Debug, Error)]
 enum CertificateError {
     #[error("{} cannot be read", path.display())]
@@ -40,7 +40,7 @@ enum CertificateError {
     Pair { folder: PathBuf, source: rustls::Error },
 }
 
-/// Both files, as they are.
+/// Content of both files.
 #[derive(PartialEq, Eq)]
 struct Files {
     folder: PathBuf,
@@ -49,7 +49,7 @@ struct Files {
 }
 
 impl Files {
-    /// Reads those of the first folder that has both.
+    /// Reads the files of the first folder that has both.
     fn read(folders: &[PathBuf]) -> Result<Option<Self>, CertificateError> {
         for folder in folders {
             let (certificate, key) = (content(&folder.join(CERTIFICATE))?, content(&folder.join(KEY))?);
@@ -64,7 +64,7 @@ impl Files {
         Ok(None)
     }
 
-    /// Returns them for TLS handshakes.
+    /// Returns the certificate and the key for TLS handshakes.
     fn certified(&self) -> Result<CertifiedKey, CertificateError> {
         let folder = || self.folder.clone();
         let certificates = CertificateDer::pem_slice_iter(&self.certificate).collect::<Result<Vec<_>, _>>();
@@ -87,7 +87,7 @@ impl Files {
     }
 }
 
-/// Returns the content of a file that is there and not empty.
+/// Returns the content of a file. Returns `None` if the file does not exist or is empty.
 fn content(path: &Path) -> Result<Option<Vec<u8>>, CertificateError> {
     match fs::read(path) {
         Ok(content) => Ok(Some(content).filter(|content| !content.is_empty())),
@@ -99,7 +99,7 @@ fn content(path: &Path) -> Result<Option<Vec<u8>>, CertificateError> {
     }
 }
 
-/// Serves the certificate of the first of these folders, until `stopping`. A certificate that cannot be used does not
+/// Serves the certificate of the first folder with both files, until `stopping`. An unusable certificate does not
 /// replace the previous one.
 pub(super) async fn keep(folders: Vec<PathBuf>, served: ServedCertificate, stopping: CancellationToken) {
     let mut shown = None;
@@ -144,7 +144,7 @@ mod tests {
         (made.cert.pem(), made.signing_key.serialize_pem())
     }
 
-    /// Folders that go when the test ends.
+    /// Temporary folders that are removed when the test ends.
     struct Folders(PathBuf);
 
     impl Folders {
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(read(), None);
         folders.write("made", &first.0, &first.1);
         assert_eq!(read(), Some(folders.0.join("made")));
-        // As a Secret that cert-manager has not filled yet.
+        // cert-manager creates a Secret with empty values before it has issued the certificate.
         folders.write("own", "", "");
         assert_eq!(read(), Some(folders.0.join("made")));
         folders.write("own", &other.0, &other.1);

@@ -20,14 +20,14 @@ use super::*;
 use crate::connection::Server;
 use crate::console::guard::SESSION;
 
-/// Longer than anything here takes.
+/// Time limit that is longer than any step of these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An API server that knows tokens: the name of the user of each, and the nodes that it may see.
+/// An API server that knows tokens. Each token has the name of its user and the nodes that the user may see.
 #[derive(Default)]
 struct ApiServer {
     tokens: Mutex<HashMap<&'static str, (&'static str, Vec<&'static str>)>>,
-    /// Credentials with which something was requested, and how often.
+    /// Number of requests by their credentials.
     seen: Mutex<BTreeMap<String, usize>>,
     is_down: AtomicBool,
 }
@@ -156,7 +156,7 @@ impl Setup {
         line.unwrap().rsplit(' ').next().unwrap().to_owned()
     }
 
-    /// Waits until the objects of this number of tokens are kept.
+    /// Waits until the console keeps the objects of this number of tokens.
     async fn until_kept(&self, number: &str) {
         let kept = async {
             while self.tokens() != number {
@@ -173,7 +173,7 @@ async fn value(response: Response) -> (u16, Value) {
     (status, serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
-/// Returns what a page shows at first, and what follows.
+/// Returns the first line of a page, and the stream of the following lines.
 async fn first(response: Response) -> (String, axum::body::BodyDataStream) {
     assert_eq!(response.status(), 200);
     let mut lines = response.into_body().into_data_stream();
@@ -181,7 +181,7 @@ async fn first(response: Response) -> (String, axum::body::BodyDataStream) {
     (String::from_utf8(line.to_vec()).unwrap(), lines)
 }
 
-/// Waits until a page has ended.
+/// Waits until the stream of a page has ended.
 async fn until_ended(mut lines: axum::body::BodyDataStream) {
     let rest = async { while lines.next().await.is_some() {} };
     timeout(PATIENCE, rest).await.unwrap();
@@ -198,11 +198,11 @@ async fn users_see_only_permitted_objects_and_the_own_name() {
     assert!(!bens.contains("worker-1") && bens.contains("worker-2") && bens.contains(" as ben"));
     assert!(bens.contains("you lack the right to create") && !annas.contains("you lack the right to create"));
     assert!(annas.contains("staging") && !annas.contains("of-anna") && !bens.contains("anna"));
-    // Each was requested with the own token.
+    // Each page has requested its objects with its own token.
     let seen = setup.api.seen.lock().clone();
     assert_eq!(seen.keys().collect::<Vec<_>>(), ["Bearer of-anna", "Bearer of-ben"]);
     assert_eq!(setup.tokens(), "2");
-    // A further page of a token does not list anything again.
+    // A second page with the same token does not list objects again.
     let before = seen["Bearer of-ben"];
     let (_, _third) = first(setup.open("of-ben").await).await;
     let reviews = setup.api.seen.lock()["Bearer of-ben"] - before;
@@ -368,7 +368,7 @@ async fn number_of_tokens_and_requests_is_limited() {
         code == 503 && body["error"].as_str().unwrap().contains("at most 3 tokens at once"),
         "{body}"
     );
-    // An unused token makes room.
+    // The objects of a token without an open page are dropped to make room.
     drop(of_second);
     let (_, _of_cleo) = first(setup.open("c").await).await;
     assert_eq!(setup.tokens(), "3");

@@ -1,4 +1,4 @@
-//! The token that a request comes with.
+//! The bearer token of a request.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ use ring::digest::{SHA256, digest};
 use serde::Deserialize;
 use thiserror::Error;
 
-/// Longer ones than this, in bytes, are refused. Tokens of OIDC providers that list hundreds of groups have some 10 KiB.
+/// Maximum length of a token in bytes. Tokens of OIDC providers that list hundreds of groups have about 10 KiB.
 const LONGEST: usize = 32 << 10;
 
-/// A bearer token. It is printed nowhere.
+/// A bearer token. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Token(String);
 
-/// Identifies a token. Digests are compared instead of tokens, so the duration of a comparison reveals nothing about
-/// how close a guess is.
+/// Digest that identifies a token. Comparing digests instead of tokens reveals nothing about a guess by the duration of
+/// the comparison.
 pub(super) type Digest = [u8; 32];
 
-/// Why a request has no token.
+/// Reason why a request has no usable token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum NoToken {
     #[error("the request has no token: it needs the header Authorization with a bearer token")]
@@ -39,7 +39,7 @@ impl Token {
     /// Returns the token of a request.
     ///
     /// # Errors
-    /// If there is not exactly one.
+    /// If the request does not have exactly one valid token.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, NoToken> {
         let mut all = headers.get_all(AUTHORIZATION).iter();
         let first = all.next().ok_or(NoToken::Missing)?;
@@ -52,7 +52,7 @@ impl Token {
             return Err(NoToken::OtherScheme);
         }
         let token = token.trim();
-        // Those of RFC 6750, section 2.1.
+        // Characters of RFC 6750, section 2.1.
         let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
         if token.is_empty() || token.len() > LONGEST || !token.bytes().all(good) {
             return Err(NoToken::Malformed);
@@ -60,20 +60,20 @@ impl Token {
         Ok(Self(token.to_owned()))
     }
 
-    /// Returns the token itself, for requests to the API server.
+    /// Returns the token as a string, for requests to the API server.
     pub(super) fn secret(&self) -> &str {
         &self.0
     }
 
-    /// Returns its digest.
+    /// Returns the digest of the token.
     pub(super) fn digest(&self) -> Digest {
         let mut bytes = Digest::default();
         bytes.copy_from_slice(digest(&SHA256, self.0.as_bytes()).as_ref());
         bytes
     }
 
-    /// Returns the end of its validity according to itself, if it is a JSON Web Token (RFC 7519). No decision depends
-    /// on it: it is shown to users whose token the API server has refused.
+    /// Returns the expiry time from the token if it is a JSON Web Token (RFC 7519). The time is not verified and only
+    /// shown to users whose token the API server has rejected.
     pub(super) fn expiry(&self) -> Option<Timestamp> {
         #[derive(Deserialize)]
         struct Claims {
@@ -81,7 +81,7 @@ impl Token {
         }
         let payload = URL_SAFE_NO_PAD.decode(self.0.split('.').nth(1)?).ok()?;
         let claims: Claims = serde_json::from_slice(&payload).ok()?;
-        // Whole seconds are enough. The conversion saturates, and what no calendar has is refused.
+        // Whole seconds are sufficient. The conversion saturates, and times outside of the calendar are rejected.
         Timestamp::from_second(claims.exp as i64).ok()
     }
 }

@@ -1,4 +1,4 @@
-//! The signed-in users: each token has its own client, objects and routes.
+//! The signed-in users. Each token has its own client, objects and routes.
 //!
 //! ```text
 //!  token ─digest─▶ known? ─▶ its routes
@@ -8,7 +8,8 @@
 //!                              - others need the place and no page is open, or the process stops.
 //! ```
 //!
-//! A token is known by its digest. The token itself is held by its client alone, and ends with it.
+//! A token is identified by its digest. Only the client of the token holds the token itself, and both are dropped
+//! together.
 
 use std::{
     collections::HashMap,
@@ -36,25 +37,26 @@ use super::{
 };
 use crate::connection::{Server, ServerAddressError};
 
-/// Time limit of a review.
+/// Time limit for the review of a token.
 const REVIEW_WITHIN: Duration = Duration::from_secs(10);
-/// The name that API servers give to users without credentials.
+/// Name that the API server gives to users without credentials.
 const ANONYMOUS: &str = "system:anonymous";
 
 /// Limits on the tokens whose objects are kept, and on their requests and reviews.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UserLimits {
-    /// Tokens whose objects are kept.
+    /// Number of tokens whose objects are kept.
     pub(super) users: usize,
-    /// Tokens of one user among them. A proxy's tokens are replaced every few minutes, while older pages are still open.
+    /// Number of these tokens that can belong to one user. A proxy replaces tokens every few minutes while older pages
+    /// are still open.
     pub(super) of_user: usize,
-    /// Open pages and requests of a token.
+    /// Number of open pages and requests of a token.
     pub(super) requests: usize,
-    /// Tokens that are reviewed for the first time.
+    /// Number of tokens that are reviewed for the first time at once.
     pub(super) reviews: usize,
     /// Time without an open page or a request after which the objects of a token are dropped.
     pub(super) idle: Duration,
-    /// Time between two reviews of a token, after which pages have ended whose token is no longer valid.
+    /// Interval of the reviews of a token. Pages with a token that is no longer valid end within this time.
     pub(super) review: Duration,
 }
 
@@ -79,7 +81,7 @@ pub(super) struct UserMetrics {
 }
 
 impl UserMetrics {
-    /// Counts in `registry`.
+    /// Registers the metrics in `registry`.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(
@@ -96,7 +98,7 @@ impl UserMetrics {
     }
 }
 
-/// The reason why a request is not served.
+/// Reason why a request of a user is not served.
 #[derive(Debug, Error)]
 pub(super) enum Denied {
     #[error(transparent)]
@@ -119,7 +121,7 @@ pub(super) enum Denied {
     NotReviewed(#[source] Unreviewed),
 }
 
-/// The reason why the user of a token is unknown.
+/// Reason why the user of a token could not be determined.
 #[derive(Debug, Error)]
 pub(super) enum Unreviewed {
     #[error(transparent)]
@@ -132,7 +134,7 @@ pub(super) enum Unreviewed {
     Nameless,
 }
 
-/// A token that the API server has accepted.
+/// User of a token that the API server has accepted.
 pub(super) struct SignedInUser {
     name: String,
     shared: Arc<ConsoleContext>,
@@ -142,17 +144,17 @@ pub(super) struct SignedInUser {
 }
 
 impl SignedInUser {
-    /// Returns what this user sees and does.
+    /// Returns the routes of the user's pages and actions.
     pub(super) fn routes(&self) -> Router {
         self.routes.clone()
     }
 
-    /// Returns the token that is cancelled when the user's token is no longer valid.
+    /// Returns the token that is cancelled when the user's bearer token is no longer valid.
     pub(super) fn ended(&self) -> CancellationToken {
         self.process.stopping()
     }
 
-    /// Has the token reviewed now.
+    /// Triggers a review of the user's token.
     pub(super) fn review_now(&self) {
         self.review.notify_one();
     }
@@ -162,19 +164,19 @@ impl SignedInUser {
     }
 }
 
-/// A user with a request in progress or an open page.
+/// A request in progress or an open page of a user.
 pub(super) struct Visit {
     pub(super) user: Arc<SignedInUser>,
     _active: Active,
 }
 
-/// All users. Clones share one state.
+/// The users of all known tokens. Clones share one state.
 #[derive(Clone)]
 pub(super) struct Users(Arc<UserTable>);
 
 struct UserTable {
     server: Server,
-    /// The cluster, without a user.
+    /// Description of the cluster, without the name of a user.
     cluster: ClusterContext,
     read_only: bool,
     limits: UserLimits,
@@ -186,7 +188,7 @@ struct UserTable {
 }
 
 impl Users {
-    /// Creates an empty set. Everything ends when `closing` is cancelled; `process` runs the tasks.
+    /// Returns an empty collection. All users end when `closing` is cancelled. `process` runs the tasks.
     pub(super) fn new(
         server: Server,
         cluster: ClusterContext,
@@ -209,10 +211,10 @@ impl Users {
         }))
     }
 
-    /// Returns the user of a token. If it is not known, the API server reviews it.
+    /// Returns a visit by the user of a token. The API server reviews the token if it is not known yet.
     ///
     /// # Errors
-    /// If the API server does not accept it, or there are too many.
+    /// If the API server does not accept the token, or a limit is exceeded.
     pub(super) async fn enter(&self, token: Token) -> Result<Visit, Denied> {
         let digest = token.digest();
         if let Some(user) = self.0.known.lock().get(&digest) {
@@ -232,7 +234,7 @@ impl Users {
         self.admit(digest, &client, name)
     }
 
-    /// Begins to keep objects for a token, unless another request has.
+    /// Starts to keep objects for a token, unless another request has started that already.
     fn admit(&self, digest: Digest, client: &Client, name: String) -> Result<Visit, Denied> {
         let mut known = self.0.known.lock();
         if let Some(user) = known.get(&digest) {
@@ -278,7 +280,7 @@ impl UserTable {
         self.metrics.tokens.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
     }
 
-    /// Begins something for a user. All users are locked, so that this one does not end meanwhile.
+    /// Starts a visit of a user. The caller has locked all users, so that this user does not end in the meantime.
     fn visit(&self, user: &Arc<SignedInUser>) -> Result<Visit, Denied> {
         if user.shared.active.load(Ordering::Relaxed) >= self.limits.requests {
             return Err(Denied::TooManyRequests(self.limits.requests));
@@ -289,7 +291,7 @@ impl UserTable {
         })
     }
 
-    /// Ends the user among these that has not been used for longest.
+    /// Drops the user that has been unused for the longest time and matches `among`.
     fn make_room(&self, known: &mut HashMap<Digest, Arc<SignedInUser>>, among: impl Fn(&SignedInUser) -> bool) {
         let unused = known.iter().filter(|(_, user)| among(user) && !user.is_used());
         let oldest = unused.min_by_key(|(_, user)| *user.shared.last.borrow());
@@ -306,7 +308,7 @@ impl UserTable {
         }
     }
 
-    /// Ends a user once that is due.
+    /// Drops a user when the console ends, the user is idle, or the token is no longer valid.
     async fn keep(self: Arc<Self>, digest: Digest, user: Arc<SignedInUser>) {
         let ended = user.ended();
         loop {
@@ -327,7 +329,7 @@ impl UserTable {
                         self.metrics.refused.inc();
                         self.end(&mut self.known.lock(), &digest, "the token is no longer valid");
                     }
-                    // Pages show that the API server is not reached.
+                    // The user is kept. The pages show that the API server cannot be reached.
                     Err(error) => warn!(user = user.name, error = %chain(&error), "a token could not be reviewed"),
                 },
             }
@@ -342,7 +344,7 @@ async fn until_review(user: &SignedInUser, limit: Duration) {
     }
 }
 
-/// Returns the name of a client's user, as the API server knows it.
+/// Returns the name of the client's user according to the API server.
 async fn review(client: &Client) -> Result<String, Denied> {
     let api = Api::<SelfSubjectReview>::all(client.clone());
     let (parameters, own) = (PostParams::default(), SelfSubjectReview::default());
@@ -355,14 +357,14 @@ async fn review(client: &Client) -> Result<String, Denied> {
     };
     let name = review.status.and_then(|status| status.user_info?.username);
     match name.filter(|name| !name.is_empty()) {
-        // Something in between has removed the token.
+        // A component between the console and the API server has removed the token.
         Some(name) if name == ANONYMOUS => Err(Denied::Refused(String::new())),
         Some(name) => Ok(name),
         None => Err(Denied::NotReviewed(Unreviewed::Nameless)),
     }
 }
 
-/// Returns why a token was refused, as far as it shows that itself.
+/// Returns the reason why a token was rejected, as far as the token itself shows it.
 fn refusal(token: &Token, now: Timestamp) -> String {
     match token.expiry() {
         Some(expiry) if expiry <= now => format!("it expired at {}", expiry.strftime("%Y-%m-%d %H:%M:%S UTC")),

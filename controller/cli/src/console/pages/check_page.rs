@@ -1,4 +1,5 @@
-//! Misconfigurations of the cluster, with what helps. They are read once for the page, because they are of very many kinds.
+//! The page with the misconfigurations of the cluster and their remedies. The objects are read once for the page,
+//! because they are of a large number of kinds.
 
 use drydock_view::check::{Check, CheckOutcome, CheckReport, Finding, Section};
 use maud::{Markup, html};
@@ -30,7 +31,7 @@ pub(super) fn page(context: &PageContext<'_>) -> Page {
     page
 }
 
-/// Returns the numbers of checks with each outcome.
+/// Returns the number of checks with each outcome.
 fn numbers(report: &CheckReport) -> String {
     let count = |outcome| report.outcomes().filter(|other| *other == outcome).count();
     format!(
@@ -59,7 +60,7 @@ fn summary(report: &CheckReport, text: &str) -> Markup {
     }
 }
 
-/// Returns the identity of a section, in which there may be no space.
+/// Returns the identity of a section, which must not contain spaces.
 fn id(section: &Section) -> String {
     identity("section", &[&section.title.replace(' ', "-")])
 }

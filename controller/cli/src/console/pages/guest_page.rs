@@ -1,4 +1,5 @@
-//! The console and the display of a guest: what they show comes from `guest`, the page from here.
+//! The page with the console or the display of a guest. The content comes from `guest`, this module renders the page
+//! around it.
 
 use std::sync::Arc;
 
@@ -16,9 +17,9 @@ use crate::console::{
     view::{ConsoleView, GuestDevice},
 };
 
-/// The element with the rows of a console.
+/// Element with the rows of a console.
 const TERMINAL: &str = "terminal";
-/// The element with the canvas of a display.
+/// Element with the canvas of a display.
 const DISPLAY: &str = "display";
 
 impl GuestDevice {
@@ -29,7 +30,7 @@ impl GuestDevice {
         }
     }
 
-    /// Returns its name, which is also the last segment of its path.
+    /// Returns the name of the device, which is also the last segment of the page's path.
     fn name(self) -> &'static str {
         match self {
             Self::Console => "console",
@@ -38,21 +39,21 @@ impl GuestDevice {
     }
 }
 
-/// The state on which a guest's page depends besides the guest itself.
+/// State that the page of a guest depends on, besides the guest itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::console) struct GuestPageContext {
-    /// Whether this console sends no input.
+    /// Whether the console sends no input to guests.
     pub(in crate::console) read_only: bool,
-    /// Whether the guest runs, as far as is known.
+    /// Whether the guest is running, as far as is known.
     pub(in crate::console) runs: bool,
 }
 
-/// Returns the path of the page.
+/// Returns the path of a guest's page.
 fn path(namespace: &str, name: &str, device: GuestDevice) -> String {
     format!("{}/{}", machine_path(namespace, name), segment(device.name()))
 }
 
-/// Returns why a guest's console or display cannot be opened now; `None` if it can.
+/// Returns the reason why a guest's console or display cannot be opened now. Returns `None` if it can be opened.
 pub(in crate::console) fn unavailable(
     namespace: &str,
     name: &str,
@@ -80,7 +81,7 @@ pub(in crate::console) fn unavailable(
     }
 }
 
-/// Whether a guest runs and is not being deleted.
+/// Returns whether a guest is running and not being deleted.
 pub(in crate::console) fn runs(namespace: &str, name: &str, context: &PageContext<'_>) -> bool {
     find(namespace, name, context).is_some_and(|instance| {
         instance.phase() == Some(Phase::Running) && instance.metadata.deletion_timestamp.is_none()
@@ -95,7 +96,8 @@ fn find<'a>(namespace: &str, name: &str, context: &PageContext<'a>) -> Option<&'
     })
 }
 
-/// Returns the links to both of a virtual machine; where one cannot be opened, a button that is disabled, with the reason.
+/// Returns the links to the console and the display of a virtual machine. Instead of a link that cannot be opened,
+/// there is a disabled button with the reason.
 pub(super) fn links(namespace: &str, name: &str, context: &PageContext<'_>) -> Markup {
     html! {
         div.buttons.guest {
@@ -115,7 +117,7 @@ pub(super) fn links(namespace: &str, name: &str, context: &PageContext<'_>) -> M
     }
 }
 
-/// Returns the page without what the guest shows.
+/// Returns the page without the content of the guest.
 pub(super) fn page(namespace: &str, name: &str, device: GuestDevice, context: &PageContext<'_>) -> Page {
     let title = if device == GuestDevice::Console {
         "Console"
@@ -150,7 +152,7 @@ pub(super) fn page(namespace: &str, name: &str, device: GuestDevice, context: &P
     page
 }
 
-/// Appends what a guest shows.
+/// Appends the content of the guest.
 pub(in crate::console) fn show(page: &mut Page, view: &ConsoleView, shown: &Shown, circumstances: GuestPageContext) {
     let ConsoleView::Guest {
         namespace,
@@ -160,7 +162,7 @@ pub(in crate::console) fn show(page: &mut Page, view: &ConsoleView, shown: &Show
     else {
         return;
     };
-    // While it is open, there is no reason why it could not be.
+    // An open device is available, whatever the reason was.
     page.parts.retain(|part| part.id != "unavailable");
     let GuestPageContext { read_only, runs } = circumstances;
     page.push(ROOT, "state", state((namespace, name), *device, &shown.status, runs));
@@ -172,7 +174,7 @@ pub(in crate::console) fn show(page: &mut Page, view: &ConsoleView, shown: &Show
     page.push(ROOT, "below", below(namespace, name, *device, shown.id, read_only));
 }
 
-/// Returns how it is with the connection, and what can be done.
+/// Returns the state of the connection, and the possible actions.
 fn state((namespace, name): (&str, &str), device: GuestDevice, status: &StreamStatus, runs: bool) -> Markup {
     let what = device.name();
     let path = path(namespace, name, device);
@@ -242,7 +244,7 @@ fn display(page: &mut Page, name: &str, id: u64, (width, height): (u16, u16), re
     );
 }
 
-/// Returns the part below the screen: how its keyboard is left, and forms for what a keyboard cannot send.
+/// Returns the part below the screen: the keys that leave the screen, and forms for input that a keyboard cannot send.
 fn below(namespace: &str, name: &str, device: GuestDevice, id: u64, read_only: bool) -> Markup {
     let virtctl = if device == GuestDevice::Console {
         "console"

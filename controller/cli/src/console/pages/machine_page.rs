@@ -1,4 +1,4 @@
-//! Virtual machines: all that run, and for each whether it can move.
+//! The pages of virtual machines: the table of all, and the details of each with its migratability.
 
 use drydock_view::{
     explain::{InstanceExplanation, explain},

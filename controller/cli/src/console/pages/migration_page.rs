@@ -1,4 +1,5 @@
-//! Migrations: all that the cluster still has, and for each how far it is and what it waits for.
+//! The pages of migrations: the table of all that exist in the cluster, and the details of each with its progress and
+//! the reason for which it waits.
 
 use drydock_view::{
     explain::explained_migration::{MigrationExplanation, migration},
@@ -148,7 +149,7 @@ fn course(found: &MigrationExplanation) -> Markup {
     }
 }
 
-/// The dialog that cancels a migration, with what follows from it.
+/// Returns the dialog that cancels a migration, with the consequences.
 pub(super) fn dialog(namespace: &str, name: &str, context: &PageContext<'_>) -> Page {
     let title = format!("Cancel migration {namespace}/{name}");
     let mut page = Page::new(title.clone());

@@ -1,4 +1,4 @@
-//! A node: its state, its drain with each guest, the pods that have not left, and what its agent reports.
+//! The page of a node: its state, its drain with each guest, the remaining pods, and the reports of its agent.
 
 use drydock_api::{hypervisor::RemainingState, maintenance::PendingPod};
 use drydock_view::{

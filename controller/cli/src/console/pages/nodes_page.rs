@@ -1,4 +1,4 @@
-//! Compute → Nodes: the start page.
+//! Compute → Nodes: the start page of the console.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ use crate::console::{
     view::{ROWS, ViewPath},
 };
 
-/// Element with the rows.
+/// Element with the rows of nodes.
 const BODY: &str = "node-rows";
-/// The last one is for the menu.
+/// Column headings. The last one belongs to the menu.
 const HEADINGS: [&str; 10] = [
     "Select", "Name", "State", "Guests", "Room", "Ends", "Why", "Zone", "Since", "Options",
 ];
@@ -56,7 +56,7 @@ fn texts(row: &NodeRow) -> impl Iterator<Item = &str> {
         .chain(optional.into_iter().flatten())
 }
 
-/// Returns the numbers of nodes in each state: `18 open · 1 emptying`.
+/// Returns the number of nodes in each state: `18 open · 1 emptying`.
 fn summary(rows: &[NodeRow]) -> String {
     let mut counts: BTreeMap<NodeAvailability, usize> = BTreeMap::new();
     for row in rows {
@@ -79,7 +79,7 @@ fn empty() -> Markup {
     }
 }
 
-/// Returns what can be done with the nodes that are ticked: the script appends their names to the path of the dialog.
+/// Returns the actions for selected nodes. The script appends their names to the path of the dialog.
 fn several(context: &PageContext<'_>) -> Markup {
     html! { p #several { (opens("Start Maintenance on the selected nodes", "/start", UserAction::Start, context)) } }
 }
@@ -106,7 +106,7 @@ fn node(row: &NodeRow, context: &PageContext<'_>) -> Markup {
     }
 }
 
-/// Returns the number of guests; of a node that is drained, a bar of what they do.
+/// Returns the number of guests. For a node that is being drained, returns a bar with the states of the guests.
 fn guests(row: &NodeRow) -> Markup {
     let Some(moving) = row.moving else {
         return html! { span.number { (row.guests) } };
@@ -126,13 +126,13 @@ fn room(row: &NodeRow) -> Markup {
     if row.allocatable_bytes == 0 {
         return html! { span.quiet { "–" } };
     }
-    // In MiB, so that the product of a large amount and the width of the bar fits.
+    // The amounts are in MiB, so that the product of a large amount and the width of the bar does not overflow.
     let (requested, all) = (row.requested_bytes >> 20, row.allocatable_bytes >> 20);
     let label = format!("{} of {}", bytes(row.requested_bytes), bytes(row.allocatable_bytes));
     bar(&[("requested", requested)], all, &label)
 }
 
-/// Returns the menu of a node: by the name that the procedure of its documentation has.
+/// Returns the options menu of a node, with the labels that the documentation of the procedure uses.
 pub(super) fn menu(row: &NodeRow, context: &PageContext<'_>) -> Markup {
     let name = &row.name;
     html! {
@@ -143,7 +143,7 @@ pub(super) fn menu(row: &NodeRow, context: &PageContext<'_>) -> Markup {
     }
 }
 
-/// Returns what can be done with a node.
+/// Returns the actions for a node.
 pub(super) fn items(row: &NodeRow, context: &PageContext<'_>) -> Markup {
     let name = &row.name;
     let copy = format!(

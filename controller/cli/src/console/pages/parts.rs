@@ -14,7 +14,7 @@ use crate::console::{
     view::{ROWS, ViewPath},
 };
 
-/// Appends the parts of every page: the cluster, outdated watches, and kinds that could not be read.
+/// Appends the parts of every page: the cluster, a banner for outdated watches, and the kinds that could not be read.
 pub(super) fn frame(page: &mut Page, context: &PageContext<'_>) {
     let cluster = context.cluster;
     page.push(
@@ -51,26 +51,26 @@ pub(super) fn frame(page: &mut Page, context: &PageContext<'_>) {
     }
 }
 
-/// Returns a time of day, with the whole time for machines.
+/// Returns a time of day. The complete time is machine-readable.
 pub(super) fn clock_time(at: Timestamp) -> Markup {
     html! { time datetime=(at.strftime("%Y-%m-%dT%H:%M:%SZ")) { (at.strftime("%H:%M:%S UTC")) } }
 }
 
-/// Returns how long ago something was.
+/// Returns the time that has passed since `at`.
 pub(super) fn ago(now: Timestamp, at: Timestamp) -> Markup {
     let passed = u64::try_from(now.duration_since(at).as_secs()).unwrap_or(0);
     let title = at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
     html! { time datetime=(at.strftime("%Y-%m-%dT%H:%M:%SZ")) title=(title) { (coarse(passed)) } }
 }
 
-/// Returns how long something will take.
+/// Returns the time until `at`.
 pub(super) fn until(now: Timestamp, at: Timestamp) -> Markup {
     let left = u64::try_from(at.duration_since(now).as_secs()).unwrap_or(0);
     let title = at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
     html! { time datetime=(at.strftime("%Y-%m-%dT%H:%M:%SZ")) title=(title) { "in " (coarse(left)) } }
 }
 
-/// Returns a duration in steps of ten seconds at first, so that a page changes only so often.
+/// Returns a duration that is rounded to ten seconds at first, so that a page does not change too often.
 fn coarse(passed: u64) -> String {
     match passed {
         0..=9 => "a few seconds".into(),
@@ -81,7 +81,7 @@ fn coarse(passed: u64) -> String {
 
 /// Returns a state as an icon and a word.
 pub(super) fn state(state: NodeAvailability) -> Markup {
-    // Paths in a box of 16.
+    // Paths are drawn in a box of 16 by 16.
     let (class, path) = match state {
         NodeAvailability::Open => ("open", "M8 3a5 5 0 1 0 0 10A5 5 0 0 0 8 3z"),
         NodeAvailability::Closed => (
@@ -108,7 +108,7 @@ pub(super) fn state(state: NodeAvailability) -> Markup {
     }
 }
 
-/// Returns a bar of segments, each a class and an amount, with its meaning as text.
+/// Returns a bar with segments, each a class and an amount. `label` is the meaning as text.
 pub(super) fn bar(segments: &[(&str, u64)], whole: u64, label: &str) -> Markup {
     const WIDTH: u64 = 96;
     let whole = whole.max(1);
@@ -140,7 +140,7 @@ pub(super) fn machine_path(namespace: &str, name: &str) -> String {
     format!("/virtual-machines/{}/{}", segment(namespace), segment(name))
 }
 
-/// Returns a command that does the same, to be copied.
+/// Returns an equivalent command that can be copied.
 pub(super) fn command(text: &str) -> Markup {
     html! {
         span.command {
@@ -150,7 +150,8 @@ pub(super) fn command(text: &str) -> Markup {
     }
 }
 
-/// Returns a button that opens a dialog; disabled with the reason if the user may not do it, or if nothing can be done now.
+/// Returns a button that opens a dialog. The button is disabled with the reason if the user lacks the right or the API
+/// server cannot be reached.
 pub(super) fn opens(label: &str, path: &str, action: UserAction, context: &PageContext<'_>) -> Markup {
     let missing = missing(action, context);
     html! {
@@ -159,7 +160,7 @@ pub(super) fn opens(label: &str, path: &str, action: UserAction, context: &PageC
     }
 }
 
-/// Returns an identity for an element, of the names of an object.
+/// Returns the identity of an element, composed of the names of an object.
 pub(super) fn identity(kind: &str, names: &[&str]) -> String {
     let mut identity = kind.to_owned();
     for name in names {
@@ -169,7 +170,7 @@ pub(super) fn identity(kind: &str, names: &[&str]) -> String {
     identity
 }
 
-/// Returns a table whose rows are parts of their own, in the element `body`.
+/// Returns a table. Its rows are parts in the element `body`.
 pub(super) fn table(id: &str, what: &str, headings: &[&str], body: &str) -> Markup {
     html! {
         div .scroll id=(id) tabindex="0" role="region" aria-label={ "Table of " (what) } {
@@ -182,12 +183,12 @@ pub(super) fn table(id: &str, what: &str, headings: &[&str], body: &str) -> Mark
     }
 }
 
-/// Returns the row of a table in which nothing matches the filter.
+/// Returns the row that is shown if no row of a table matches the filter.
 pub(super) fn no_match(path: &ViewPath, columns: usize, what: &str) -> Markup {
     html! { tr #no-match { td colspan=(columns) { "No " (what) " has “" (path.filter) "” in it." } } }
 }
 
-/// Appends the heading of a table's page.
+/// Appends the heading of a page with a table.
 pub(super) fn heading(page: &mut Page, title: &str, summary: &str) {
     page.announce(summary);
     page.push(
@@ -197,26 +198,26 @@ pub(super) fn heading(page: &mut Page, title: &str, summary: &str) {
     );
 }
 
-/// A confirmation by one button.
+/// A form with a button that confirms an action.
 pub(super) struct Confirmation<'a> {
-    /// The identity of the form.
+    /// Identity of the form.
     pub(super) id: &'a str,
-    /// The path to which it is posted.
+    /// Path that the form is posted to.
     pub(super) path: &'a str,
-    /// Names and values that are sent with it.
+    /// Names and values of the hidden fields.
     pub(super) hidden: &'a [(&'a str, &'a str)],
-    /// Its consequences, and other fields of the form.
+    /// Consequences of the action, and other fields of the form.
     pub(super) content: Markup,
     pub(super) action: UserAction,
-    /// Whether there is still something to be done.
+    /// Whether the action is still possible.
     pub(super) open: bool,
-    /// The words of the button.
+    /// Label of the button.
     pub(super) label: &'a str,
-    /// A command that does the same.
+    /// Equivalent command.
     pub(super) command: String,
 }
 
-/// Returns the form of a question; its button is disabled with the reason where nothing can be done.
+/// Returns the form of a confirmation. If the action is not possible, the button is disabled with the reason.
 pub(super) fn form(question: &Confirmation<'_>, context: &PageContext<'_>) -> Markup {
     let missing = missing(question.action, context);
     html! {
@@ -234,7 +235,7 @@ pub(super) fn form(question: &Confirmation<'_>, context: &PageContext<'_>) -> Ma
     }
 }
 
-/// Returns why something cannot be done now.
+/// Returns the reason why an action is not possible now.
 pub(super) fn missing<'a>(action: UserAction, context: &PageContext<'a>) -> Option<&'a str> {
     match context.stale_since {
         Some(_) => Some("the API server is not reached"),
@@ -242,7 +243,7 @@ pub(super) fn missing<'a>(action: UserAction, context: &PageContext<'a>) -> Opti
     }
 }
 
-/// Appends the field that leaves rows out.
+/// Appends the field that filters rows.
 pub(super) fn filter(page: &mut Page, path: &ViewPath, what: &str) {
     page.push(
         ROOT,
@@ -256,7 +257,7 @@ pub(super) fn filter(page: &mut Page, path: &ViewPath, what: &str) {
     );
 }
 
-/// Appends the pages of a table with this number of rows.
+/// Appends the links to the pages of a table with this number of rows.
 pub(super) fn pagination(page: &mut Page, path: &ViewPath, base: &str, rows: usize, what: &str) {
     let pages = rows.div_ceil(ROWS);
     let link = |number: usize| format!("{base}?q={}&page={}", segment(&path.filter), number + 1);

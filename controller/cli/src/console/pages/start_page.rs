@@ -1,4 +1,4 @@
-//! The dialog that starts maintenance: it shows what would happen before it requires a confirmation.
+//! The dialog that starts maintenance. It shows the effects before the user confirms.
 
 use drydock_view::plan::{DrainPlan, GuestPlan, NoSuchNode, NodePlan, Verdicts, plan};
 use drydock_view::text::{bytes, seconds};
@@ -77,7 +77,7 @@ fn node_plan(node: &NodePlan, plan: &DrainPlan, several: bool) -> Markup {
     }
 }
 
-/// Returns how long the moves of a node take.
+/// Returns the estimated time that the moves of a node take.
 fn takes(node: &NodePlan, at: Timestamp) -> String {
     let end = node.end.map(|end| end.duration_since(at).as_secs());
     let takes = match end.and_then(|end| u64::try_from(end).ok()) {

@@ -1,4 +1,4 @@
-//! The dialog that ends maintenance, with what follows from it.
+//! The dialog that ends maintenance, with the consequences.
 
 use drydock_api::hypervisor::RemainingState;
 use drydock_view::node::node;

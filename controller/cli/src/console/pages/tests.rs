@@ -23,7 +23,7 @@ use crate::console::{
 
 const NOW: &str = "2026-11-27T14:05:00Z";
 
-/// Returns the fixture with agents that are ready; node `a` is in maintenance, and one of its guests blocks.
+/// Returns the fixture with agents that are ready. Node `a` is in maintenance, and one of its guests blocks the drain.
 fn drained() -> Snapshot {
     let mut snapshot = cluster();
     for hypervisor in &mut snapshot.hypervisors {
@@ -77,14 +77,14 @@ fn drained() -> Snapshot {
     snapshot
 }
 
-/// Returns a page of a snapshot, for a user with these rights.
+/// Returns a page of a snapshot for a user with these rights.
 fn shown(path: &str, snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>) -> Page {
     with(snapshot, rights, stale_since, |context| {
         render(&ViewPath::parse(path).unwrap(), context)
     })
 }
 
-/// Returns the page of a guest that shows this.
+/// Returns the page of a guest with this content.
 fn guest_page(path: &str, status: StreamStatus, picture: Picture, circumstances: GuestPageContext) -> Page {
     let mut page = shown(path, &drained(), &Rights::default(), None);
     let shown = Shown { id: 7, status, picture };
@@ -116,7 +116,7 @@ fn with<T>(
     f(&context)
 }
 
-/// Returns a report with a check of each outcome.
+/// Returns a report that has a check with each outcome.
 fn checked() -> CheckReport {
     let finding = |outcome, message: &str| Finding {
         outcome,
@@ -157,7 +157,7 @@ fn checked() -> CheckReport {
     }
 }
 
-/// Returns the parts of a page, a line for each, so that a changed one is one changed line.
+/// Returns the parts of a page as one line each, so that a changed part is one changed line.
 fn lines(page: &Page) -> String {
     let line = |part: &PageElement| format!("{} > {}: {}\n", part.into, part.id, part.html);
     page.parts.iter().map(line).collect()

@@ -17,7 +17,7 @@ use crate::{
 
 /// Maximum number of CPUs of a guest.
 const CPUS: u64 = 512;
-/// Minimum guest memory in bytes: nothing boots with less.
+/// Minimum guest memory in bytes: no guest boots with less.
 const LEAST_MEMORY: u64 = 1 << 20;
 /// Maximum guest memory in bytes that current machine types support.
 const MOST_MEMORY: u64 = 1 << 44;
@@ -81,7 +81,7 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut RefusalLis
                     Some(_) => {}
                 },
                 "memory" | "ephemeral-storage" => {}
-                // Each guest has one.
+                // Each guest has exactly one share of KVM.
                 KVM_RESOURCE => {
                     if quantity::bytes(&amount.0) != Some(1) {
                         refusals.not_allowed(&at, amount, "1, which is requested for each guest");

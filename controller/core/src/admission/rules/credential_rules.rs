@@ -12,8 +12,8 @@ use crate::admission::{At, RefusalList};
 /// Longest name of a user in a guest (`useradd(8)` of shadow 4.17 allows 256).
 const LONGEST_USER: usize = 256;
 
-/// A way that keys reach the guest: whether the spec has it, its field, and for those by a volume whether a volume carries
-/// such keys, and its field.
+/// A method of propagating keys to the guest: whether the spec uses it and the method's field. For a method that uses a
+/// volume, also whether a given volume carries the keys, and the volume's field.
 type Method = (bool, &'static str, Option<(fn(&Volume) -> bool, &'static str)>);
 
 pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
@@ -21,7 +21,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
     for (index, credential) in spec.access_credentials.iter().enumerate() {
         let at_one = at_all.index(index);
         match (&credential.ssh_public_key, &credential.user_password) {
-            // A field that is not supported has been refused by name.
+            // An unsupported field has already been refused by name.
             (None, None) if refusals.has_refused_within(&at_one) => {}
             (None, None) => refusals.required(&at_one, "one of sshPublicKey and userPassword"),
             (Some(_), Some(_)) => refusals.conflict(&at_one.field("userPassword"), at_one.field("sshPublicKey")),

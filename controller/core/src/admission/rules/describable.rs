@@ -1,5 +1,5 @@
-//! Whether the domain XML can be generated at all. This is the final check, by the same function that generates it
-//! when the guest starts, so that nothing is admitted that fails there.
+//! Whether the domain XML can be generated at all. This is the final check, by the same function that generates the XML
+//! when the guest starts: a guest that would fail at its start is refused at its creation.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
     if spec.architecture.as_deref() != Some(ARCHITECTURE.0) {
         return;
     }
-    // As the launcher would prepare them.
+    // The disks as the launcher would prepare them.
     let disks: Vec<PreparedDisk> = spec
         .volumes
         .iter()
@@ -60,7 +60,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         addresses: &[],
     });
     match described {
-        // A machine type of another architecture; the cluster then has that architecture.
+        // The machine type is of another architecture, and so are the cluster's nodes.
         Ok(_) | Err(DomainProblem::UnsupportedMachine(_)) => {}
         Err(problem) => refusals.impossible(&at.field("domain"), &problem.to_string()),
     }

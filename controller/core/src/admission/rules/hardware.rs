@@ -140,7 +140,7 @@ fn is_uuid(text: &str) -> bool {
     lengths == [8, 4, 4, 4, 12] && text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
 }
 
-/// Returns whether machines of an architecture have a bus. Without an architecture: whether machines of any have it.
+/// Returns whether machines of an architecture have a bus; without an architecture, whether machines of any have it.
 pub(super) fn has_bus(architecture: Option<&str>, bus: DiskBus) -> bool {
     bus != DiskBus::Sata || !matches!(architecture, Some("arm64" | "s390x"))
 }

@@ -57,7 +57,7 @@ pub(in crate::admission) fn is_label_value(text: &str) -> bool {
     text.is_empty() || (!text.contains('/') && label_keys::is_valid(text))
 }
 
-/// Checks the object's own name. Its pods carry it as a label value, which is limited to 63 characters.
+/// Checks the object's own name. The object's pods have the name as a label value, which is limited to 63 characters.
 pub(super) fn of_object(raw: &Value, refusals: &mut RefusalList) {
     let Some(name) = raw.pointer("/metadata/name").and_then(Value::as_str) else {
         return;
@@ -108,7 +108,7 @@ pub(super) fn node_label_key(key: &str, at: &At, refusals: &mut RefusalList) {
 }
 
 /// Refuses Drydock's node labels that mark where a guest's pod is bound. A guest could use them to follow or avoid
-/// another one, and they come and go with pods.
+/// another guest, and the labels change whenever a pod is bound or ends.
 fn not_of_a_guest(key: &str, at: &At, refusals: &mut RefusalList) {
     if key.starts_with(GUEST) {
         refusals.not_allowed(at, key, format_args!("a label of nodes that is not below {GUEST}"));

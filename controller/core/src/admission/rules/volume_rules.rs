@@ -244,7 +244,7 @@ fn cloud_init(data: &CloudInitNoCloud, at: &At, refusals: &mut RefusalList) {
     }
 }
 
-/// Returns how many bytes the base64 text decodes to; `None` if it is not base64. It may contain line breaks, as
+/// Returns how many bytes the base64 text decodes to; `None` if it is not base64. The text may contain line breaks, as
 /// `base64` writes them.
 fn decoded_length(text: &str) -> Option<usize> {
     let text: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\n' | b'\r')).collect();

@@ -27,7 +27,7 @@ const EVERYTHING: &str = include_str!("every_field.yaml");
 enum Fate {
     CarriedOut,
     Hint,
-    /// It only groups other fields.
+    /// The field only groups other fields.
     Container,
     Refused,
 }

@@ -1,8 +1,8 @@
 //! Predicts whether and when a migration ends, from the dirty rate and the bandwidth.
 //!
-//! Each pass sends what was dirtied during the previous pass. So a pass over P bytes at bandwidth B leaves D·P/B for
-//! the next pass, where D is the dirty rate per second. That shrinks if D < B, and QEMU switches over once the rest can
-//! be sent within the downtime.
+//! Each pass sends the memory that was dirtied during the previous pass. So a pass over P bytes at bandwidth B leaves
+//! D·P/B for the next pass, where D is the dirty rate per second. The rest shrinks if D < B, and QEMU switches over
+//! once the rest can be sent within the downtime.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ const FARTHEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// Whether and when a migration will end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outlook {
-    /// Not enough data.
+    /// There is not enough data.
     Unknown,
-    /// It ends in about this time, if the rates stay the same.
+    /// The migration ends in about this time, if the rates stay the same.
     Ends(Duration),
-    /// It does not end, unless the dirty rate drops or an action is taken.
+    /// The migration does not end, unless the dirty rate drops or an action is taken.
     Never,
 }
 

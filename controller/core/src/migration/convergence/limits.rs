@@ -26,7 +26,7 @@ pub struct ConvergenceLimits {
     pub max_downtime: Duration,
     /// QEMU may throttle the guest if it dirties memory too fast.
     pub auto_converge: bool,
-    /// The guest may run on the target before all of its memory is there.
+    /// The guest may run on the target before all of its memory has arrived.
     pub post_copy: bool,
     /// The guest may be paused or switched to post-copy. Without this, post-copy is not started either (KubeVirt's
     /// rule).

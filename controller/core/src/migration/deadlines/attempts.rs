@@ -2,8 +2,8 @@
 //!
 //! Follows KubeVirt, which counts only migrations that evacuate a node or update a workload: 20 s, doubled after each
 //! further failure. KubeVirt counts the migrations that it keeps as history, which are five. So its wait ends at 320 s,
-//! and it never stops trying. Here 320 s is the longest wait, and the number of attempts is limited, after which users
-//! are notified instead.
+//! and it retries without end. Here, 320 s is the longest wait, and the number of attempts is limited, after which
+//! users are notified instead.
 //!
 //! A wait makes sense only as long as nothing changes that could let an attempt succeed. When a change affects the
 //! outcome ([`circumstances`](crate::placement::circumstances)), the next attempt follows at once. That is one attempt
@@ -58,18 +58,18 @@ pub struct Failures {
     pub count: u32,
     /// Time of the last failure.
     pub last: Option<Timestamp>,
-    /// Something that affects the outcome has changed since then.
+    /// Whether circumstances that affect the outcome have changed since the last failure.
     pub outdated: bool,
 }
 
 /// Whether a guest's next migration may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// Now.
+    /// The migration may be created now.
     Go,
-    /// Not before this time.
+    /// The migration may not be created before this time.
     WaitUntil(Timestamp),
-    /// No more, until something changes.
+    /// No migration is created until something changes.
     GiveUp {
         /// CamelCase reason.
         reason: &'static str,
@@ -79,7 +79,8 @@ pub enum Retry {
 }
 
 impl Attempts {
-    /// Returns what follows after these failures. A migration requested by a user always starts: it is tried once.
+    /// Returns whether the next migration may be created after these failures. A migration requested by a user always
+    /// starts: it is tried once.
     pub fn next(&self, purpose: MigrationPurpose, failures: Failures, now: Timestamp) -> Retry {
         let reason = match purpose {
             MigrationPurpose::UserRequest => return Retry::Go,
@@ -101,7 +102,7 @@ impl Attempts {
             true => self.longest,
             false => self.wait(failures.count),
         };
-        // A failure that is later than that was recorded before the clock was set back.
+        // A failure with a later time was recorded before the clock was set back.
         let last = failures.last.filter(|last| *last <= after(now, wait));
         match last.map(|last| after(last, wait)) {
             Some(until) if failures.count > 0 && now < until => Retry::WaitUntil(until),

@@ -14,10 +14,11 @@ use crate::{
     },
 };
 
-/// Returns the queue entry of a migration; `None` if the migration is over, or was deleted before it began, or if neither
-/// it nor its instance names the source node. A migration that has begun holds its slot even without an instance.
+/// Returns the queue entry of a migration. `None` if the migration is over, or was deleted before it began, or if
+/// neither the migration nor its instance names the source node. A migration that has begun holds its slot even without
+/// an instance.
 ///
-/// `refused`: the API server has refused its target pod, and the next attempt is not due yet.
+/// `refused`: the API server has refused the migration's target pod, and the next attempt is not due yet.
 pub fn entry(
     migration: &VirtualMachineInstanceMigration,
     instance: Option<&VirtualMachineInstance>,

@@ -1,9 +1,9 @@
-//! Grants made by this process, independent of what its caches show.
+//! Grants made by this process, independent of its caches.
 //!
 //! The cached objects lag slightly behind the written ones. A limit that is checked against the cache alone is exceeded
 //! as soon as two migrations follow each other quickly. A grant therefore stays in force until the migration has
-//! finished, or until it is certain that the grant was not carried out. It does not end when the objects show it: a
-//! watch that restarts may briefly show an older state than before.
+//! finished, or until it is certain that the grant was not carried out. The grant does not end when the objects show
+//! it: a watch that restarts may briefly show an older state than before.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ impl Reservations {
     }
 
     /// Releases the grants of a migration that has reached a final phase, or that the API server confirmed as missing.
-    /// Returns whether it had any.
+    /// Returns whether the migration had any grants.
     pub fn finished(&mut self, uid: &str) -> bool {
         self.granted.remove(uid).is_some()
     }

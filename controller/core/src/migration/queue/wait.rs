@@ -26,7 +26,7 @@ impl WaitReason {
         }
     }
 
-    /// Returns whether a waiting reason is one of these.
+    /// Returns whether the reason of a wait is one of these limits.
     pub fn is_one(name: &str) -> bool {
         let all = [
             Self::ClusterLimit,

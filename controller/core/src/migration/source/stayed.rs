@@ -10,7 +10,7 @@ pub const ABORTED: &str = "Aborted";
 pub const MIGRATION_ENDED: &str = "MigrationEnded";
 /// Reason of a guest that stayed: The migration ended before the guest began to move.
 pub const NOT_STARTED: &str = "NotStarted";
-/// Reason of a guest that stayed: Its libvirt ended the migration with an error, which the message has.
+/// Reason of a guest that stayed: Its libvirt ended the migration with an error, which the message contains.
 pub const LIBVIRT_GAVE_UP: &str = "LibvirtAborted";
 
 /// Why a guest has not moved.
@@ -31,7 +31,7 @@ pub struct StayedGuest<'a> {
     pub abort: Option<&'a MigrationAbort>,
     /// Why the tunnel has ended the session by itself, if it has.
     pub session: Option<&'a SourceFailure>,
-    /// Why the agent gave the migration up, or libvirt's error if libvirt did, as far as this process knows.
+    /// Why the agent aborted the migration, or libvirt's error if libvirt did, as far as this process knows.
     pub failure: Option<&'a SourceFailure>,
 }
 

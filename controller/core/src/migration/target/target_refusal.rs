@@ -12,8 +12,8 @@ use crate::{
     processor,
 };
 
-/// Reason of a refused guest: The guest uses hardware virtualization and guests on the target node emulation, or the
-/// other way round.
+/// Reason of a refused guest: The guest uses hardware virtualization and guests on the target node emulation, or vice
+/// versa.
 pub const OTHER_VIRT_TYPE: &str = "OtherVirtType";
 /// Reason of a refused guest: The target node lacks a CPU feature of the guest, or masks it.
 pub const CPU_FEATURE_MISSING: &str = "CPUFeatureMissing";
@@ -91,7 +91,7 @@ pub fn check(guest: &MigratedGuest, host: &TargetHost<'_>) -> TargetCheck {
         return refused(CPU_FEATURE_MISSING, message);
     }
     match &guest.cpu {
-        // libvirt does not describe the host's own CPU, so it cannot compare it either.
+        // libvirt does not describe the host's own CPU, so libvirt cannot compare that CPU either.
         None => match processor::refusal(guest.processor.as_deref(), host.processor) {
             None => TargetCheck::Fits,
             Some((reason, message)) => refused(reason, message),
@@ -106,7 +106,7 @@ pub fn check(guest: &MigratedGuest, host: &TargetHost<'_>) -> TargetCheck {
 /// Returns whether a guest whose CPU libvirt has compared can run on the node, and if not, why.
 ///
 /// # Errors
-/// If the guest cannot run there.
+/// The refusal, if the guest cannot run on the node.
 pub fn by_comparison(compared: ComparedCpu) -> Result<(), TargetRefusal> {
     match compared {
         ComparedCpu::Fits => Ok(()),

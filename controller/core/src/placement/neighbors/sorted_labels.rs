@@ -40,8 +40,8 @@ impl Names {
         new
     }
 
-    /// Returns shared copies of labels. Every launcher pod has its own [`CREATED_BY`], by which no one selects pods but
-    /// Drydock, so it is left out.
+    /// Returns shared copies of labels. Every launcher pod has its own [`CREATED_BY`], by which only Drydock selects
+    /// pods, so that label is left out.
     pub(super) fn labels(&mut self, labels: Option<&BTreeMap<String, String>>) -> SortedLabels {
         let labels = labels.into_iter().flatten();
         let shared = labels

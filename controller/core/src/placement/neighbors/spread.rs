@@ -18,11 +18,11 @@ pub(super) struct SpreadConstraint {
     matches_newcomer: bool,
     /// Number of matching pods by domain.
     domains: BTreeMap<String, u64>,
-    /// The least number of them in a domain.
+    /// The least number of matching pods in a domain.
     least: u64,
 }
 
-/// Returns whether the scheduler obeys a constraint rather than prefer it. `DoNotSchedule` is the default.
+/// Returns whether the scheduler enforces a constraint instead of preferring it. `DoNotSchedule` is the default.
 pub(super) fn is_required(constraint: &TopologySpreadConstraint) -> bool {
     constraint.when_unsatisfiable != "ScheduleAnyway"
 }

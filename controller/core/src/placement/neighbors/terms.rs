@@ -27,7 +27,7 @@ impl<'t> AffinityTerm<'t> {
         &self.0.topology_key
     }
 
-    /// Returns whether everything that the term selects by is known here. Of namespaces only the names are.
+    /// Returns whether the term can be evaluated. Of namespaces, only the names are known.
     pub(super) fn is_known(&self) -> bool {
         let namespaces = self.0.namespace_selector.as_ref();
         namespaces.is_none_or(|selector| {
@@ -35,8 +35,8 @@ impl<'t> AffinityTerm<'t> {
         })
     }
 
-    /// Returns the only namespace that has pods which can match, if there is only one. `own` is that of the pod with
-    /// this term.
+    /// Returns the only namespace whose pods can match; `None` if there may be several. `own` is the namespace of the
+    /// pod with this term.
     pub(super) fn only_namespace<'a>(&'a self, own: &'a str) -> Option<&'a str> {
         match (
             self.0.namespaces.as_deref().unwrap_or_default(),
@@ -112,7 +112,7 @@ pub(super) fn own_terms(terms: &[PodAffinityTerm], newcomer: &Newcomer<'_>) -> V
     merged.collect()
 }
 
-/// Adds to a selector that these labels have, or do not have, the values of the pod's own.
+/// Adds to a selector that these labels have (`In`) or do not have (`NotIn`) the values of the new pod's labels.
 pub(super) fn add_own_labels(
     selector: &mut LabelSelector,
     keys: &[String],

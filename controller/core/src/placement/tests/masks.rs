@@ -18,19 +18,19 @@ const FEATURE: &str = "avx2";
 /// Why a guest uses [`FEATURE`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum FeatureUse {
-    /// It has its host's model, plus the feature.
+    /// The guest has its host's model, plus the feature.
     HostModel,
-    /// It has its host's model, which contains the feature.
+    /// The guest has its host's model, which contains the feature.
     PartOfHostModel,
-    /// Its manifest requires the feature.
+    /// The guest's manifest requires the feature.
     Demanded,
-    /// The same, and the feature is part of the minimum CPU model.
+    /// The guest's manifest requires the feature, which is part of the minimum CPU model.
     DemandedMinimum,
-    /// Its manifest names a model with the feature.
+    /// The guest's manifest names a model with the feature.
     Model,
-    /// The same, without another feature that neither node has.
+    /// The guest's manifest names a model with the feature, and disables another feature that neither node has.
     PartialModel,
-    /// It has its host's own CPU.
+    /// The guest has its host's own CPU.
     HostsOwn,
 }
 
@@ -180,8 +180,8 @@ fn is_admitted(kind: FeatureUse, hosts: &[Host], host: &Host) -> bool {
 
 #[test]
 fn masks_count_alike_in_placement_affinity_and_agent() {
-    // Its own node masks it; the other has it; the other masks it: whether it may move, and whether the mask is
-    // named.
+    // Whether the source masks the feature, the target has it, and the target masks it; whether the guest may move, and
+    // whether the mask is named.
     for (source_masks, target_has, target_masks, goes, names_mask) in [
         (false, true, false, true, false),
         (true, true, false, true, false),

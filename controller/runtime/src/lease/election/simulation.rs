@@ -7,15 +7,15 @@ use proptest::prelude::*;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Maximum time for which a process pauses or is disconnected.
+/// Maximum time for which a process pauses or is disconnected, in milliseconds.
 const LONGEST_TROUBLE: f64 = 40_000.0;
-/// All times of the simulation, in milliseconds.
+/// Step of the simulated time. All times of the simulation are in milliseconds.
 const TICK: u64 = 50;
 const STORM: u64 = 150_000;
 const CALM: u64 = 60_000;
 const GIVES_UP: Duration = Duration::from_secs(5);
 
-/// The fault rates.
+/// The rates and limits of the simulated faults.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
     lost: f64,

@@ -2,7 +2,7 @@ use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A candidate called `me`, and a clock that the test advances.
+/// A candidate with the identity `me`, and a clock that the test advances.
 struct Test {
     election: Election,
     now: Instant,

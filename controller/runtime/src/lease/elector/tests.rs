@@ -89,7 +89,7 @@ async fn leader_status_is_exported_while_the_term_is_valid() {
     elect(&mut server).await;
     leadership.elected().await;
     assert_eq!(scraped(), expected(1));
-    // The whole process stood still: nothing has signalled the end of the term.
+    // The whole process was paused: nothing has signalled the end of the term.
     tokio::time::advance(Duration::from_secs(60)).await;
     assert_eq!(scraped(), expected(0));
 }
@@ -122,7 +122,7 @@ async fn late_renewal_begins_another_term_after_a_lapse() {
     let term = leadership.elected().await;
     let renewal = server.next_request().await;
     renewal.with(&lease_of("pod-1", "3"));
-    // The whole process stands still until the end of the term. The renewal was sent after 2 s and counts for 10.
+    // The whole process is paused until the end of the term. The renewal was sent after 2 s and counts for 10 s.
     tokio::time::advance(Duration::from_secs(9)).await;
     assert!(term.lost().is_cancelled() && !term.is_valid());
     assert!(leadership.elected().await.is_valid(), "no other term has begun");

@@ -1,4 +1,4 @@
-//! Misconfigurations, one at a time.
+//! Cases with one misconfiguration each.
 
 use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
@@ -11,7 +11,7 @@ use crate::check::{
     fixture::{self, changed, of},
 };
 
-/// A misconfiguration: the check that finds it, how serious it is, and how it comes about.
+/// A misconfiguration: the check that finds it, the expected outcome, and the change of the survey that causes it.
 pub(super) type Case = (&'static str, CheckOutcome, fn(&mut Survey));
 
 fn metadata(labels: &Value, namespace: &str, name: &str) -> Value {
@@ -30,7 +30,7 @@ pub(super) fn daemon_set(name: &str, arguments: &[&str]) -> DaemonSet {
     )
 }
 
-/// Changes the condition of the agent's report of a node.
+/// Sets a condition of an agent's report to not true.
 fn untrue(survey: &mut Survey, node: usize, type_: &str, message: &str) {
     let status = changed(&mut survey.snapshot.hypervisors, node).status.as_mut().unwrap();
     let mut conditions = status.conditions.iter_mut();
@@ -62,7 +62,7 @@ fn taint(survey: &mut Survey, node: usize, key: &str, effect: &str) {
     spec.taints = of(json!([{"key": key, "effect": effect}]));
 }
 
-/// Removes a pod by its name.
+/// Removes the pod with this name.
 fn without_pod(survey: &mut Survey, name: &str) {
     survey
         .snapshot

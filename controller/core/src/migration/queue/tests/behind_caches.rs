@@ -14,7 +14,7 @@ enum Act {
     Request { source: usize, target: usize, urgent: bool },
     /// The controller reads its caches and acts on the grants.
     Decide,
-    /// The same, but the API server rejects its writes.
+    /// The controller reads its caches and acts on the grants, and the API server rejects its writes.
     DecideAndBeRefused,
     /// A target pod becomes ready.
     PodReady(prop::sample::Index),
