@@ -9,7 +9,7 @@ use std::{
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::{configuration::selection::NAMESPACES, mask, minimum_cpu::DEFAULT_MODEL};
-use drydock_runtime::{LogFormat, parse_duration};
+use drydock_runtime::{LogArgs, parse_duration};
 
 /// Folder in which agents find the sockets of their node's tunnels.
 pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
@@ -83,17 +83,6 @@ impl AgentRunArgs {
 /// A list of CPU features.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FeatureList(pub(crate) std::collections::BTreeSet<String>);
-
-/// Options of the process's log.
-#[derive(Clone, Debug, Group)]
-pub(crate) struct AgentLogArgs {
-    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
-    pub(crate) log_level: String,
-    /// Format of log lines: `text` or `json`.
-    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
-}
 
 /// Folders of the host that the agent uses.
 #[derive(Clone, Debug, Group)]
@@ -190,7 +179,7 @@ pub(crate) struct AgentRunArgs {
     )]
     pub(crate) metrics_bind_address: SocketAddr,
     #[command(flatten)]
-    pub(crate) logs: AgentLogArgs,
+    pub(crate) logs: LogArgs,
     #[command(flatten)]
     pub(crate) host: HostArgs,
 }
@@ -221,7 +210,7 @@ pub(crate) struct TunnelArgs {
     )]
     pub(crate) metrics_bind_address: SocketAddr,
     #[command(flatten)]
-    pub(crate) logs: AgentLogArgs,
+    pub(crate) logs: LogArgs,
 }
 
 /// `drydock-agent uninstall`.

@@ -3,8 +3,8 @@
 use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
-    StartParameters, Threads, Trigger, WatchMetrics, WatchStarter, connect, metrics::registry,
+    Admin, ClientMetrics, ClientOptions, Component, EventMetrics, Events, LogHandle, Process, Readiness, Reporter,
+    StartParameters, Trigger, WatchMetrics, WatchStarter, connect, metrics::registry,
 };
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -22,21 +22,16 @@ use crate::{
     writes::Writes,
 };
 
-const COMPONENT: &str = "drydock-agent";
+const COMPONENT: Component = Component {
+    name: "drydock-agent",
+    version: env!("CARGO_PKG_VERSION"),
+};
 /// Folder of the tunnels' sockets, in the folder that agents share.
 const TUNNELS_FOLDER: &str = "tunnels";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs the node agent until it is signalled to stop.
 pub(crate) fn run(args: AgentRunArgs) -> ExitCode {
-    let start = StartParameters {
-        component: COMPONENT,
-        version: VERSION,
-        threads: Threads::One,
-        log_format: args.logs.log_format,
-        log_level: args.logs.log_level.clone(),
-        drain: StartParameters::DRAIN,
-    };
+    let start = StartParameters::new(COMPONENT, args.logs.clone());
     start.run(|process, logs| wire(args, process, logs))
 }
 
@@ -61,15 +56,6 @@ impl AgentTelemetry {
     }
 }
 
-fn client_options(args: &AgentRunArgs) -> ClientOptions {
-    ClientOptions {
-        component: COMPONENT,
-        version: VERSION,
-        kubeconfig: args.kubeconfig.clone(),
-        context: None,
-    }
-}
-
 fn node_api(shared: &TaskContext, guests: &GuestDirectory, metrics: NodeApiMetrics) -> NodeApi {
     NodeApi {
         client: shared.client.clone(),
@@ -90,23 +76,23 @@ fn spawn_infallible(process: &Process, name: &'static str, part: impl Future<Out
 
 async fn wire(args: AgentRunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
     let args = Arc::new(args);
-    let mut registry = registry(COMPONENT, VERSION);
+    let mut registry = registry(COMPONENT);
     let telemetry = AgentTelemetry::register(&mut registry);
     let readiness = Readiness::new();
     // Held until this agent is next in line for the host's lock and the host has been inspected.
     let ready = readiness.handle("the host");
     let admin = Admin {
         readiness: readiness.clone(),
-        liveness: Liveness::new(),
         registry: Arc::new(registry),
         logs,
     };
     admin.serve(&process, args.metrics_bind_address).await?;
     let reporter = Reporter {
-        component: COMPONENT,
+        component: COMPONENT.name,
         instance: args.pod_name.clone(),
     };
-    let client = connect(&client_options(&args), &telemetry.client).await?;
+    let options = ClientOptions::new(COMPONENT, args.kubeconfig.clone());
+    let client = connect(&options, &telemetry.client).await?;
     let watches = WatchStarter::new(&process, &readiness, &telemetry.watches);
     let caches = AgentCaches::start(&client, &watches, &args.node_name);
     let writes = Writes::new(client.clone(), args.node_name.clone());

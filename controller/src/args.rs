@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::configuration::selection::NAMESPACES;
-use drydock_runtime::{LogFormat, parse_duration};
+use drydock_runtime::{LogArgs, parse_duration};
 
 /// Drydock's cluster controller.
 #[derive(Debug, Parser)]
@@ -49,17 +49,6 @@ pub(crate) enum AdmitOutput {
     Text,
     /// As a JSON object.
     Json,
-}
-
-/// Logging options.
-#[derive(Clone, Debug, Group)]
-pub(crate) struct ControllerLogArgs {
-    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
-    pub(crate) log_level: String,
-    /// Format of log lines: `text` or `json`.
-    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
 }
 
 /// `drydock-controller run`.
@@ -155,7 +144,7 @@ pub(crate) struct ControllerRunArgs {
     )]
     pub(crate) stream_timeout: Duration,
     #[command(flatten)]
-    pub(crate) logs: ControllerLogArgs,
+    pub(crate) logs: LogArgs,
 }
 
 /// `drydock-controller uninstall`.
@@ -181,7 +170,7 @@ pub(crate) struct ControllerUninstallArgs {
     )]
     pub(crate) timeout: Duration,
     #[command(flatten)]
-    pub(crate) logs: ControllerLogArgs,
+    pub(crate) logs: LogArgs,
 }
 
 /// Parses a duration that has to be longer than 0.

@@ -19,8 +19,8 @@ use std::{collections::BTreeMap, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
-    Admin, ClientOptions, Events, Liveness, LogHandle, Process, Readiness, Reporter, StartParameters, Threads,
-    WatchStarter, clock, connect,
+    Admin, ClientOptions, Component, Events, LogHandle, Process, Readiness, Reporter, StartParameters, WatchStarter,
+    clock, connect,
     lease::{Candidacy, LeaderStatus, Leadership, releases},
     metrics::registry,
 };
@@ -30,8 +30,10 @@ use crate::{args::ControllerRunArgs, certificates::ServedCertificate, queues::Qu
 use caches::ControllerCaches;
 use telemetry::ControllerTelemetry;
 
-const COMPONENT: &str = "drydock-controller";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+const COMPONENT: Component = Component {
+    name: "drydock-controller",
+    version: env!("CARGO_PKG_VERSION"),
+};
 
 /// Context that all parts of the process use.
 struct ProcessContext {
@@ -47,14 +49,7 @@ struct ProcessContext {
 
 /// Runs until the process is stopped.
 pub(crate) fn run(args: ControllerRunArgs) -> ExitCode {
-    let start = StartParameters {
-        component: COMPONENT,
-        version: VERSION,
-        threads: Threads::One,
-        log_format: args.logs.log_format,
-        log_level: args.logs.log_level.clone(),
-        drain: StartParameters::DRAIN,
-    };
+    let start = StartParameters::new(COMPONENT, args.logs.clone());
     start.run(|process, logs| start_parts(args, process, logs))
 }
 
@@ -82,21 +77,15 @@ async fn connected(
     logs: LogHandle,
     readiness: &Readiness,
 ) -> Result<ProcessContext, Box<dyn Error + Send + Sync>> {
-    let mut registry = registry(COMPONENT, VERSION);
+    let mut registry = registry(COMPONENT);
     let telemetry = ControllerTelemetry::register(&mut registry);
     let port = Admin {
         readiness: readiness.clone(),
-        liveness: Liveness::new(),
         registry: Arc::new(registry),
         logs,
     };
     port.serve(&process, args.metrics_bind_address).await?;
-    let options = ClientOptions {
-        component: COMPONENT,
-        version: VERSION,
-        kubeconfig: args.kubeconfig.clone(),
-        context: None,
-    };
+    let options = ClientOptions::new(COMPONENT, args.kubeconfig.clone());
     let client = connect(&options, &telemetry.client).await?;
     let watches = WatchStarter::new(&process, readiness, &telemetry.watches);
     let candidacy = Candidacy {
@@ -114,7 +103,7 @@ async fn connected(
         .leader
         .set(LeaderStatus::new(CONTROLLER_LEASE, leadership.clone()));
     let reporter = Reporter {
-        component: COMPONENT,
+        component: COMPONENT.name,
         instance: args.pod_name.clone(),
     };
     let events = Events::start(&process, client.clone(), reporter, &telemetry.events);

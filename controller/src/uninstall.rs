@@ -26,7 +26,7 @@ use std::{
 };
 
 use drydock_runtime::{
-    Backoff, ClientMetrics, ClientOptions, Process, ProcessError, StartParameters, Threads, chain,
+    Backoff, ClientMetrics, ClientOptions, Component, Process, ProcessError, StartParameters, chain,
     clock::{Instant, sleep_until_instant},
     connect,
     metrics::registry,
@@ -37,23 +37,18 @@ use tracing::{info, warn};
 
 use crate::args::ControllerUninstallArgs;
 
-const COMPONENT: &str = "drydock-uninstall";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Exit code of a refusal, which keeps the Job from being retried.
+const COMPONENT: Component = Component {
+    name: "drydock-uninstall",
+    version: env!("CARGO_PKG_VERSION"),
+};
+/// Exit code of a refusal. With it, the Job is not retried.
 const REFUSED: u8 = 3;
 /// First and longest delay before a request is repeated or progress is checked again.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Removes Drydock from the nodes. The exit code is 3 if Drydock is in use, and 1 if a step failed.
 pub(crate) fn run(args: ControllerUninstallArgs) -> ExitCode {
-    let start = StartParameters {
-        component: COMPONENT,
-        version: VERSION,
-        threads: Threads::One,
-        log_format: args.logs.log_format,
-        log_level: args.logs.log_level.clone(),
-        drain: StartParameters::DRAIN,
-    };
+    let start = StartParameters::new(COMPONENT, args.logs.clone());
     let refused = Arc::new(AtomicBool::new(false));
     let is_refused = Arc::clone(&refused);
     let code = start.run(|process, _| wire(args, process, is_refused));
@@ -69,13 +64,8 @@ async fn wire(
     process: Process,
     refused: Arc<AtomicBool>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let client_metrics = ClientMetrics::register(&mut registry(COMPONENT, VERSION));
-    let options = ClientOptions {
-        component: COMPONENT,
-        version: VERSION,
-        kubeconfig: args.kubeconfig,
-        context: None,
-    };
+    let client_metrics = ClientMetrics::register(&mut registry(COMPONENT));
+    let options = ClientOptions::new(COMPONENT, args.kubeconfig);
     let uninstall = Uninstall {
         client: connect(&options, &client_metrics).await?,
         namespace: args.namespace,

@@ -372,18 +372,7 @@ impl DomainHandle {
     /// Any [`CallError`].
     pub async fn live_xml(&self) -> Result<String, CallError> {
         self.call("reading the domain's live XML", self.deadlines.read, |calls| {
-            calls.xml(XmlDocument::Live)
-        })
-        .await
-    }
-
-    /// Returns the XML that the next start of the domain would use.
-    ///
-    /// # Errors
-    /// Any [`CallError`].
-    pub async fn inactive_xml(&self) -> Result<String, CallError> {
-        self.call("reading the domain's definition", self.deadlines.read, |calls| {
-            calls.xml(XmlDocument::Inactive)
+            calls.live_xml()
         })
         .await
     }
@@ -400,7 +389,7 @@ impl DomainHandle {
     /// Requests a shutdown of the guest. An event follows once it has shut down.
     ///
     /// # Errors
-    /// As for all calls.
+    /// Any [`CallError`].
     pub async fn shutdown(&self, by: ShutdownBy) -> Result<(), CallError> {
         let within = match by {
             ShutdownBy::PowerButton => self.deadlines.change,
@@ -777,15 +766,6 @@ impl DomainHandle {
             error,
         }
     }
-}
-
-/// Which XML document of a domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum XmlDocument {
-    /// That of the running guest.
-    Live,
-    /// That of the next start.
-    Inactive,
 }
 
 #[cfg(test)]

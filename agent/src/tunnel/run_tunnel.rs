@@ -2,7 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use drydock_runtime::{Admin, Liveness, LogHandle, Process, Readiness, StartParameters, Threads, metrics::registry};
+use drydock_runtime::{Admin, Component, LogHandle, Process, Readiness, StartParameters, metrics::registry};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tracing::info;
@@ -16,8 +16,10 @@ use super::{
 };
 use crate::args::TunnelArgs;
 
-const COMPONENT: &str = "drydock-tunnel";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+const COMPONENT: Component = Component {
+    name: "drydock-tunnel",
+    version: env!("CARGO_PKG_VERSION"),
+};
 
 /// Maximum time for which sessions continue after the signal to stop.
 ///
@@ -36,12 +38,8 @@ struct TunnelPortError {
 /// Runs the tunnel until the process is signalled to stop and its last session has ended.
 pub(crate) fn run(args: TunnelArgs) -> ExitCode {
     let start = StartParameters {
-        component: COMPONENT,
-        version: VERSION,
-        threads: Threads::One,
-        log_format: args.logs.log_format,
-        log_level: args.logs.log_level.clone(),
         drain: DRAIN,
+        ..StartParameters::new(COMPONENT, args.logs.clone())
     };
     start.run(|process, logs| wire(args, process, logs))
 }
@@ -56,11 +54,10 @@ async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(),
         metrics_bind_address,
         logs: _,
     } = args;
-    let mut registry = registry(COMPONENT, VERSION);
+    let mut registry = registry(COMPONENT);
     let metrics = TunnelMetrics::register(&mut registry);
     let served = Admin {
         readiness: Readiness::new(),
-        liveness: Liveness::new(),
         registry: Arc::new(registry),
         logs,
     };

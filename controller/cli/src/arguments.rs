@@ -6,7 +6,7 @@ use axum::http::Uri;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use regex::Regex;
 
-use drydock_runtime::LogFormat;
+use drydock_runtime::LogArgs;
 
 use crate::{
     connection::{ConnectionOptions, Server},
@@ -228,12 +228,8 @@ pub(crate) struct ConsoleServer {
     /// Number of tokens whose objects are kept at once; each takes the memory of a console of its own.
     #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = number)]
     max_users: usize,
-    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
-    log_level: String,
-    /// Format of log lines: `text` or `json`.
-    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
-    log_format: LogFormat,
+    #[command(flatten)]
+    logs: LogArgs,
 }
 
 impl ConsoleServer {
@@ -263,8 +259,7 @@ impl ConsoleServer {
             careful: self.careful,
             read_only: self.read_only,
             max_users: self.max_users,
-            log_level: self.log_level,
-            log_format: self.log_format,
+            logs: self.logs,
         })
     }
 }

@@ -42,9 +42,7 @@ use drydock_api::{
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceSpec,
         devices::Protocol,
-        names::{
-            APP, CREATED_BY, DOMAIN, EVICTED, GUEST_RUNNING, INSTANCE_ID, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME,
-        },
+        names::{APP, CREATED_BY, DOMAIN, GUEST_RUNNING, INSTANCE_ID, LAUNCHER, NODE_NAME, VIRT_LAUNCHER, VM_NAME},
     },
     launcher::{CONTAINER, GUEST_VARIABLE},
 };
@@ -244,7 +242,7 @@ fn metadata(input: &PodInput<'_>) -> ObjectMeta {
     let mut annotations = of.annotations.unwrap_or_default();
     // Metadata about the instance itself is not copied to its pod.
     labels.remove(NODE_NAME);
-    annotations.retain(|key, _| ![LAST_APPLIED, EVICTED].contains(&key.as_str()));
+    annotations.remove(LAST_APPLIED);
     annotations.insert(DOMAIN.into(), own.clone());
     let digest = requirements_digest(&instance.spec, requirements, emulation);
     annotations.insert(REQUIREMENTS_DIGEST.into(), digest);

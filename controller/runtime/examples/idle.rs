@@ -6,8 +6,8 @@
 //!     cargo run --release -p drydock-runtime --example idle -- KUBECONFIG NAMESPACE [ADMIN-ADDRESS]
 
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, Event, EventMetrics, Events, Liveness, LogFormat, LogHandle, Process,
-    Readiness, Reporter, Severity, StartParameters, Threads, Trigger, Watch, WatchMetrics, WatchStarter, connect,
+    Admin, ClientMetrics, ClientOptions, Component, Event, EventMetrics, Events, LogArgs, LogFormat, LogHandle,
+    Process, Readiness, Reporter, Severity, StartParameters, Trigger, Watch, WatchMetrics, WatchStarter, connect,
     lease::{Candidacy, Holding, Leadership, LeaseHolder},
     metrics,
 };
@@ -17,18 +17,17 @@ use k8s_openapi::api::{
 };
 use std::{collections::BTreeMap, convert::Infallible, error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
-const COMPONENT: &str = "drydock-idle";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+const COMPONENT: Component = Component {
+    name: "drydock-idle",
+    version: env!("CARGO_PKG_VERSION"),
+};
 
 fn main() -> ExitCode {
-    let start = StartParameters {
-        component: COMPONENT,
-        version: VERSION,
-        threads: Threads::One,
+    let logs = LogArgs {
         log_format: LogFormat::Text,
         log_level: "info".to_owned(),
-        drain: StartParameters::DRAIN,
     };
+    let start = StartParameters::new(COMPONENT, logs);
     start.run(wire)
 }
 
@@ -42,7 +41,7 @@ fn holding(namespace: &str, identity: &str) -> Holding {
         duration: Duration::from_secs(40),
         labels: BTreeMap::new(),
         owners: Vec::new(),
-        field_manager: COMPONENT,
+        field_manager: COMPONENT.name,
     }
 }
 
@@ -69,25 +68,19 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
     let (kubeconfig, namespace) = (args.next().ok_or(usage)?, args.next().ok_or(usage)?);
     let address = args.next().unwrap_or_else(|| "127.0.0.1:0".to_owned()).parse()?;
 
-    let mut registry = metrics::registry(COMPONENT, VERSION);
+    let mut registry = metrics::registry(COMPONENT);
     let client_metrics = ClientMetrics::register(&mut registry);
     let watch_metrics = WatchMetrics::register(&mut registry);
     let event_metrics = EventMetrics::register(&mut registry);
     let readiness = Readiness::new();
     let admin = Admin {
         readiness: readiness.clone(),
-        liveness: Liveness::new(),
         registry: registry.into(),
         logs,
     };
     admin.serve(&process, address).await?;
 
-    let options = ClientOptions {
-        component: COMPONENT,
-        version: VERSION,
-        kubeconfig: Some(PathBuf::from(kubeconfig)),
-        context: None,
-    };
+    let options = ClientOptions::new(COMPONENT, Some(PathBuf::from(kubeconfig)));
     let client = connect(&options, &client_metrics).await?;
     let watches = WatchStarter::new(&process, &readiness, &watch_metrics);
     let changed = Trigger::new();
@@ -98,21 +91,21 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
     let own = Watch::<Namespace>::one(client.clone(), &namespace, "namespace").wakes(&changed);
     let own = watches.start(own);
 
-    let identity = format!("{COMPONENT}-{}", std::process::id());
+    let identity = format!("{}-{}", COMPONENT.name, std::process::id());
     LeaseHolder::start(&process, client.clone(), holding(&namespace, &identity), &changed).take_over();
     let candidacy = Candidacy {
         namespace: namespace.clone(),
         name: "idle-leader".to_owned(),
         identity: identity.clone(),
         labels: BTreeMap::new(),
-        field_manager: COMPONENT,
+        field_manager: COMPONENT.name,
     };
     let mut leadership = Leadership::stand(&process, client.clone(), candidacy, Trigger::new());
     let events = Events::start(
         &process,
         client,
         Reporter {
-            component: COMPONENT,
+            component: COMPONENT.name,
             instance: identity,
         },
         &event_metrics,

@@ -8,7 +8,7 @@
 //! | `GET /log-level` | the current log level |
 //! | `PUT /log-level` | sets it, to `debug` or `info,drydock_runtime=trace`; only from localhost (port-forward) |
 
-use crate::{Liveness, LogHandle, Process, Readiness, chain};
+use crate::{LogHandle, Process, Readiness, chain};
 use axum::{
     Router,
     extract::{ConnectInfo, State},
@@ -30,8 +30,6 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 pub struct Admin {
     /// The preconditions of readiness.
     pub readiness: Readiness,
-    /// The parts that cannot continue.
-    pub liveness: Liveness,
     /// The metrics.
     pub registry: Arc<Registry>,
     /// The log level.
@@ -84,16 +82,8 @@ impl Admin {
     }
 }
 
-async fn live(State(served): State<Served>) -> Response {
-    let failing = served.admin.liveness.failing();
-    if failing.is_empty() {
-        return "ok\n".into_response();
-    }
-    let lines: String = failing
-        .iter()
-        .map(|(part, reason)| format!("{part}: {reason}\n"))
-        .collect();
-    (StatusCode::SERVICE_UNAVAILABLE, lines).into_response()
+async fn live() -> &'static str {
+    "ok\n"
 }
 
 async fn ready(State(served): State<Served>) -> Response {
@@ -145,7 +135,7 @@ async fn set_log_level(
 #[cfg(test)]
 mod tests {
     use super::Admin;
-    use crate::{Liveness, LogHandle, Process, Readiness, metrics};
+    use crate::{Component, LogHandle, Process, Readiness, metrics};
     use std::{net::SocketAddr, sync::Arc};
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -170,13 +160,15 @@ mod tests {
     #[tokio::test]
     async fn endpoints_reflect_process_state() {
         let process = Process::new();
-        let (readiness, liveness) = (Readiness::new(), Liveness::new());
+        let readiness = Readiness::new();
         let (logs, _layer) = LogHandle::detached("info").unwrap();
         let waits = readiness.handle("nodes");
         let admin = Admin {
             readiness: readiness.clone(),
-            liveness: liveness.clone(),
-            registry: Arc::new(metrics::registry("drydock-test", "1.2.3")),
+            registry: Arc::new(metrics::registry(Component {
+                name: "drydock-test",
+                version: "1.2.3",
+            })),
             logs: logs.clone(),
         };
         let address = admin.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
@@ -189,10 +181,6 @@ mod tests {
         assert_eq!((code, body.as_str()), (503, "waiting for: nodes\n"));
         waits.release();
         assert_eq!(send(address, "GET", "/ready", "").await.0, 200);
-
-        liveness.fail("libvirt", "does not respond");
-        let (code, _, body) = send(address, "GET", "/livez", "").await;
-        assert_eq!((code, body.as_str()), (503, "libvirt: does not respond\n"));
 
         let (code, head, body) = send(address, "GET", "/metrics", "").await;
         assert_eq!(code, 200);
@@ -222,7 +210,6 @@ mod tests {
         let (logs, _layer) = LogHandle::detached("info").unwrap();
         let admin = Admin {
             readiness: Readiness::new(),
-            liveness: Liveness::new(),
             registry: Arc::default(),
             logs,
         };

@@ -15,7 +15,7 @@
 mod again;
 
 use self::again::RetryOnce;
-use crate::{metrics::Label, tcp::KeepAlive, watch::is_watch};
+use crate::{Component, metrics::Label, tcp::KeepAlive, watch::is_watch};
 use http::{HeaderValue, Method, Request, Response, header::USER_AGENT};
 use hyper::body::Incoming;
 use hyper_timeout::TimeoutConnector;
@@ -56,14 +56,25 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// The identity of the client, and the API server to which it connects.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// The client's name: `drydock-agent`.
-    pub component: &'static str,
-    /// The client's version.
-    pub version: &'static str,
+    /// The component that the client names in its requests.
+    pub component: Component,
     /// Path of a kubeconfig; without it, the service account of the pod is used.
     pub kubeconfig: Option<PathBuf>,
     /// A context of the kubeconfig; without it, the current context is used.
     pub context: Option<String>,
+}
+
+impl ClientOptions {
+    /// Returns the options of a client with the current context of `kubeconfig`.
+    ///
+    /// Without a kubeconfig, the client uses the service account of the pod.
+    pub const fn new(component: Component, kubeconfig: Option<PathBuf>) -> Self {
+        Self {
+            component,
+            kubeconfig,
+            context: None,
+        }
+    }
 }
 
 /// The reason why no client could be created.
@@ -95,7 +106,8 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
         Some(path) => from_kubeconfig(path, options.context.clone()).await?,
         None => Config::incluster().map_err(|error| ClientError::InCluster(Box::new(error)))?,
     };
-    let agent = format!("{}/{}", options.component, options.version);
+    let Component { name, version } = options.component;
+    let agent = format!("{name}/{version}");
     let agent = HeaderValue::try_from(agent).map_err(ClientError::UserAgent)?;
     config.headers.push((USER_AGENT, agent));
     config.connect_timeout = Some(CONNECT_WITHIN);
@@ -333,6 +345,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::{ApiOperation, ClientMetrics, ClientOptions, WatchRequests, connect};
+    use crate::Component;
     use http::{Method, Request, Response};
     use kube::client::{Body, ClientBuilder};
     use std::path::PathBuf;
@@ -434,12 +447,13 @@ mod tests {
              clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}], users: [{{name: u, user: {{}}}}]}}"
         );
         std::fs::write(&path, kubeconfig).unwrap();
-        let options = ClientOptions {
-            component: "drydock-agent",
-            version: "1.2.3",
-            kubeconfig: Some(path.clone()),
-            context: None,
-        };
+        let options = ClientOptions::new(
+            Component {
+                name: "drydock-agent",
+                version: "1.2.3",
+            },
+            Some(path.clone()),
+        );
         let client = connect(&options, &ClientMetrics::default()).await.unwrap();
         std::fs::remove_file(path).unwrap();
         let served = async {
@@ -463,12 +477,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_kubeconfig_that_is_not_there_is_named() {
-        let options = ClientOptions {
-            component: "drydock-agent",
-            version: "1.2.3",
-            kubeconfig: Some(PathBuf::from("/nowhere/kubeconfig")),
-            context: None,
-        };
+        let options = ClientOptions::new(
+            Component {
+                name: "drydock-agent",
+                version: "1.2.3",
+            },
+            Some(PathBuf::from("/nowhere/kubeconfig")),
+        );
         let error = connect(&options, &ClientMetrics::default()).await.err().unwrap();
         let message = crate::chain(&error).to_string();
         assert!(

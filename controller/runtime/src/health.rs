@@ -64,46 +64,9 @@ impl ReadyHandle {
     }
 }
 
-/// The process is alive as long as no part has reported that it cannot continue. The kubelet restarts a container that
-/// is not alive.
-#[derive(Clone, Debug, Default)]
-pub struct Liveness {
-    failing: Arc<Mutex<BTreeMap<&'static str, String>>>,
-}
-
-impl Liveness {
-    /// Creates a state that is alive.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Reports that `part` cannot continue because of `reason` and that only a process restart helps.
-    pub fn fail(&self, part: &'static str, reason: impl Into<String>) {
-        let reason = reason.into();
-        tracing::error!(part, reason, "no longer alive");
-        self.failing.lock().insert(part, reason);
-    }
-
-    /// Reports that `part` works again.
-    pub fn recover(&self, part: &'static str) {
-        if self.failing.lock().remove(part).is_some() {
-            tracing::info!(part, "alive again");
-        }
-    }
-
-    /// Returns the parts that cannot continue, each with the reason.
-    pub fn failing(&self) -> Vec<(&'static str, String)> {
-        self.failing
-            .lock()
-            .iter()
-            .map(|(part, reason)| (*part, reason.clone()))
-            .collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Liveness, Readiness};
+    use super::Readiness;
 
     #[test]
     fn ready_once_every_handle_is_released() {
@@ -127,14 +90,5 @@ mod tests {
         let readiness = Readiness::new();
         drop(readiness.handle("nodes"));
         assert_eq!(readiness.waiting(), ["nodes"]);
-    }
-
-    #[test]
-    fn a_part_that_cannot_go_on_is_named() {
-        let liveness = Liveness::new();
-        liveness.fail("libvirt", "no reply for 5 minutes");
-        assert_eq!(liveness.failing(), [("libvirt", "no reply for 5 minutes".to_owned())]);
-        liveness.recover("libvirt");
-        assert!(liveness.failing().is_empty());
     }
 }

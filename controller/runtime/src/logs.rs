@@ -26,6 +26,17 @@ impl FromStr for LogFormat {
     }
 }
 
+/// Options of a process's log.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LogArgs {
+    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
+    pub log_level: String,
+    /// Format of log lines: `text` or `json`.
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
+    pub log_format: LogFormat,
+}
+
 /// The log format is unknown.
 #[derive(Debug, Error)]
 #[error("\"{0}\" is no format of log lines: use text or json")]
@@ -78,15 +89,15 @@ impl LogHandle {
 }
 
 /// Starts logging, including panics.
-pub(crate) fn start(format: LogFormat, level: &str) -> Result<LogHandle, LogError> {
-    let (filter, handle) = reload::Layer::new(filter(level)?);
+pub(crate) fn start(options: &LogArgs) -> Result<LogHandle, LogError> {
+    let (filter, handle) = reload::Layer::new(filter(&options.log_level)?);
     // Colours are only for terminals; escape codes are noise in files and in `kubectl logs`.
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(colours);
     let registry = tracing_subscriber::registry().with(filter);
-    match format {
+    match options.log_format {
         LogFormat::Text => registry.with(lines).try_init(),
         LogFormat::Json => registry
             .with(lines.json().flatten_event(true).with_span_list(false))

@@ -4,6 +4,7 @@
 //! `drydock_`, except for metrics that dashboards expect under a standard name: those of the process, of work queues
 //! and of the leader.
 
+use crate::Component;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -22,10 +23,10 @@ pub(crate) type Label = &'static str;
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Creates a registry with the build information and the resource usage of this process.
-pub fn registry(component: &'static str, version: &'static str) -> Registry {
+pub fn registry(Component { name, version }: Component) -> Registry {
     let mut registry = Registry::default();
-    let build = Info::new([("component", component), ("version", version)]);
-    registry.register("drydock_build", "What runs", build);
+    let build = Info::new([("component", name), ("version", version)]);
+    registry.register("drydock_build", "Name and version of the component", build);
     registry.register_collector(Box::new(ProcessUse));
     registry
 }
@@ -168,6 +169,7 @@ fn start_time(stat: &str, machine: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::{cpu_seconds, memory, registry, start_time};
+    use crate::Component;
     use prometheus_client::encoding::text::encode;
 
     const STAT: &str = "4213 (a (odd) name) S 1 4213 4213 0 -1 4194560 900 0 3 0 250 50 0 0 20 0 4 0 123400 9 8 7";
@@ -185,7 +187,11 @@ mod tests {
     #[test]
     fn process_metrics_have_version_and_usage() {
         let mut text = String::new();
-        encode(&mut text, &registry("drydock-agent", "1.2.3")).unwrap();
+        let component = Component {
+            name: "drydock-agent",
+            version: "1.2.3",
+        };
+        encode(&mut text, &registry(component)).unwrap();
         assert!(
             text.contains("drydock_build_info{component=\"drydock-agent\",version=\"1.2.3\"} 1"),
             "{text}"

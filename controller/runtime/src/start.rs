@@ -1,6 +1,6 @@
 //! The start and the end of a process, from `main` to the exit code.
 
-use crate::{LogFormat, LogHandle, Process, ProcessError, chain, events::cut, logs, process::Name};
+use crate::{Component, LogArgs, LogHandle, Process, ProcessError, chain, events::cut, logs, process::Name};
 use std::{error::Error, fs::OpenOptions, io::Write, path::Path, process::ExitCode, time::Duration};
 use thiserror::Error;
 use tokio::{
@@ -27,16 +27,12 @@ pub enum Threads {
 /// The parameters of a process.
 #[derive(Clone, Debug)]
 pub struct StartParameters {
-    /// The component's name, as in logs: `drydock-agent`.
-    pub component: &'static str,
-    /// The component's version.
-    pub version: &'static str,
+    /// The process's identity.
+    pub component: Component,
     /// The number of threads that run the tasks.
     pub threads: Threads,
-    /// The format of log lines.
-    pub log_format: LogFormat,
-    /// The log filter: `info`, or in detail `info,drydock_runtime=debug`.
-    pub log_level: String,
+    /// The options of the log.
+    pub logs: LogArgs,
     /// Time limit for the tasks to stop.
     pub drain: Duration,
 }
@@ -44,6 +40,16 @@ pub struct StartParameters {
 impl StartParameters {
     /// Default for [`drain`](Self::drain). Less than the grace period of a pod, 30 s.
     pub const DRAIN: Duration = Duration::from_secs(10);
+
+    /// Returns the parameters of a process with one thread that stops within [`Self::DRAIN`].
+    pub const fn new(component: Component, logs: LogArgs) -> Self {
+        Self {
+            component,
+            threads: Threads::One,
+            logs,
+            drain: Self::DRAIN,
+        }
+    }
 
     /// Runs the process until it has stopped. `wire` assembles its parts and spawns them on the [`Process`]; the
     /// process continues after `wire` has returned.
@@ -60,15 +66,16 @@ impl StartParameters {
         F: Future<Output = Result<(), E>>,
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        let logs = match logs::start(self.log_format, &self.log_level) {
+        let logs = match logs::start(&self.logs) {
             Ok(logs) => logs,
             Err(error) => {
-                eprintln!("{}: {}", self.component, chain(&error));
+                eprintln!("{}: {}", self.component.name, chain(&error));
                 write_termination_message(Path::new(TERMINATION_LOG), &chain(&error).to_string());
                 return ExitCode::FAILURE;
             }
         };
-        tracing::info!(component = self.component, version = self.version, "starting");
+        let Component { name, version } = self.component;
+        tracing::info!(component = name, version, "starting");
         match self.run_to_end(wire, logs) {
             Ok(()) => {
                 tracing::info!("stopped");
@@ -117,7 +124,7 @@ impl StartParameters {
                 builder
             }
         };
-        let runtime = builder.thread_name(self.component).enable_all().build();
+        let runtime = builder.thread_name(self.component.name).enable_all().build();
         runtime.map_err(StartError::Threads)
     }
 }

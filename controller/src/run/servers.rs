@@ -2,7 +2,7 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-use super::{ProcessContext, VERSION, caches::ControllerCaches};
+use super::{COMPONENT, ProcessContext, caches::ControllerCaches};
 use crate::{
     admission::{
         self, evictions::EvictionReviews, maintenance_reviews::MaintenanceReview, migration_reviews::ClusterState,
@@ -68,7 +68,7 @@ pub(super) async fn serve(
             idle: timeout(args.stream_idle_timeout),
             total: timeout(args.stream_timeout),
         },
-        version: VERSION,
+        version: COMPONENT.version,
         leave: LEAVE,
     };
     subresources

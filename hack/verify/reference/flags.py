@@ -12,6 +12,9 @@ from .source import WRITE, cell, prose, read
 # Programs with flags: the name, and the file that declares the command line.
 PROGRAMS = (("drydock-controller", "controller/src/args.rs"), ("drydock-agent", "agent/src/args.rs"))
 
+# The file with the flags of every program.
+SHARED = "controller/runtime/src/logs.rs"
+
 # Crates that declare constants for default values, with the folders of their sources.
 CRATES = {"drydock_api": "controller/api/src", "drydock_core": "controller/core/src"}
 
@@ -127,7 +130,7 @@ def page(programs: Iterable[tuple[str, Iterable[Command]]]) -> str:
     lines = [
         "# Flags",
         "",
-        f"{WRITE} makes this page from the source. Cluster-wide settings are in the",
+        f"{WRITE} generates this page from the source. Cluster-wide settings are in the",
         "[configuration](configuration.md), not in flags; the flags of `kubectl drydock` are [on its page](kubectl-drydock.md).",
     ]
     for program, found in programs:
@@ -145,4 +148,5 @@ def page(programs: Iterable[tuple[str, Iterable[Command]]]) -> str:
 
 def programs() -> list[tuple[str, Iterator[Command]]]:
     """Return each program with its subcommands."""
-    return [(program, commands((REPOSITORY / file).read_text())) for program, file in PROGRAMS]
+    shared = (REPOSITORY / SHARED).read_text()
+    return [(program, commands((REPOSITORY / file).read_text() + shared)) for program, file in PROGRAMS]

@@ -78,7 +78,7 @@ KEYS = {
         *_all(NAMES, "EVACUATION_FALLBACK", "VirtualMachineInstance", USERS),
         *_all(f"{CORE}/launcher_pod/security.rs", "APP_ARMOR_PROFILE", "VirtualMachineInstance", USERS),
         *_all(NAMES, "VM_GENERATION TEMPLATE EVICTION_SOURCE", "VirtualMachineInstance"),
-        *_all(NAMES, "DOMAIN EVICTED REQUEST_EVICT_ONLY EVICTION_IN_PROGRESS", "Pod"),
+        *_all(NAMES, "DOMAIN REQUEST_EVICT_ONLY EVICTION_IN_PROGRESS", "Pod"),
         Key(f"{CORE}/launcher_pod/node_affinity.rs", "REQUIREMENTS_DIGEST", "Pod"),
         Key(f"{CORE}/launcher_pod/target_pod.rs", "MIGRATION_NAME", "Pod"),
         Key(f"{CORE}/launcher_pod.rs", "DEFAULT_CONTAINER", "Pod"),

@@ -19,7 +19,7 @@ use virt_sys as sys;
 
 use super::{
     BlockInfo, CpuComparison, DomainState, InitialState, JobInfo, Migration, Parameter, PodVersions, Screenshot,
-    ShutdownBy, XmlDocument,
+    ShutdownBy,
     c_values::{read_parameters, text},
     event::EventSource,
     job::WhichJob,
@@ -57,7 +57,7 @@ pub(crate) trait DomainCalls {
     fn define(&self, xml: &str) -> Result<(), LibvirtError>;
     fn create(&self, start: InitialState) -> Result<(), LibvirtError>;
     fn state(&self) -> Result<DomainState, LibvirtError>;
-    fn xml(&self, document: XmlDocument) -> Result<String, LibvirtError>;
+    fn live_xml(&self) -> Result<String, LibvirtError>;
     fn destroy(&self) -> Result<(), LibvirtError>;
     fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
     fn reboot(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
@@ -229,16 +229,12 @@ impl DomainCalls for LibvirtConnection {
         Ok(DomainState::from_raw(state, reason))
     }
 
-    fn xml(&self, document: XmlDocument) -> Result<String, LibvirtError> {
+    fn live_xml(&self) -> Result<String, LibvirtError> {
         const CALL: &str = "reading the domain's XML";
-        let flags = match document {
-            XmlDocument::Live => 0,
-            XmlDocument::Inactive => sys::VIR_DOMAIN_XML_INACTIVE,
-        };
         let domain = self.found(CALL)?;
         // SAFETY: the domain is one of this open connection; libvirt returns null or a newly allocated string that it
         // does not keep.
-        unsafe { owned_text(CALL, sys::virDomainGetXMLDesc(domain.0, flags)) }
+        unsafe { owned_text(CALL, sys::virDomainGetXMLDesc(domain.0, 0)) }
     }
 
     fn destroy(&self) -> Result<(), LibvirtError> {

@@ -16,7 +16,6 @@ use crate::{
         DomainEvent, DomainEvents, DomainHandle, DomainState, EventSource, InitialState, JobInfo, LifecycleEvent,
         Migration, Parameter, PausedReason, PodVersions, ResumedDetail, RunningReason, Screenshot, ShutOffReason,
         ShutdownBy, ShutdownDetail, StartedDetail, StoppedDetail, SuspendedDetail, UndefinedDetail, WhichJob,
-        XmlDocument,
     },
     libvirt::{LibvirtError, Version},
 };
@@ -333,12 +332,13 @@ impl DomainCalls for FakeLibvirtConnection {
         self.question("state", |inner| inner.defined("state"))
     }
 
-    fn xml(&self, document: XmlDocument) -> Result<String, LibvirtError> {
+    fn live_xml(&self) -> Result<String, LibvirtError> {
         self.question("xml", |inner| {
             let runs = inner.defined("xml")?.has_guest() == Some(true);
-            Ok(match document {
-                XmlDocument::Live if runs => inner.live_xml.clone().unwrap_or_else(|| LIVE_XML.to_owned()),
-                XmlDocument::Live | XmlDocument::Inactive => inner.definition.clone().unwrap_or_default(),
+            Ok(if runs {
+                inner.live_xml.clone().unwrap_or_else(|| LIVE_XML.to_owned())
+            } else {
+                inner.definition.clone().unwrap_or_default()
             })
         })
     }

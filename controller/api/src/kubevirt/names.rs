@@ -22,8 +22,6 @@ pub const GUEST_RUNNING: &str = "drydock.dev/guest-running";
 pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
 /// Annotation of an instance: digest of the VirtualMachine's template from which it was created.
 pub const TEMPLATE: &str = "drydock.dev/template";
-/// Annotation of a pod: an eviction or a drain stops its instance, so that the instance is started on another node.
-pub const EVICTED: &str = "drydock.dev/evicted";
 /// Label of a launcher pod and of the PDB that protects it: a value that is unique to the pod.
 pub const LAUNCHER: &str = "drydock.dev/launcher";
 /// Annotation of the PDB that protects a launcher pod: name of the pod's instance.

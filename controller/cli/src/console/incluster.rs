@@ -46,7 +46,7 @@ use axum::{
     routing::any,
 };
 use drydock_runtime::{
-    Admin, CancellationToken, LogHandle, Process, Readiness, StartParameters, Threads, chain, metrics,
+    Admin, CancellationToken, Component, LogHandle, Process, Readiness, StartParameters, Threads, chain, metrics,
     tls_port::{self, ServedCertificate, TlsPort},
 };
 use futures::StreamExt as _;
@@ -69,17 +69,16 @@ use users::{Denied, UserLimits, UserMetrics, Users};
 const LEAVE: Duration = Duration::from_secs(4);
 /// HSTS header: a browser that has received it connects only with TLS for a year.
 const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
-const COMPONENT: &str = "drydock-console";
+const COMPONENT: Component = Component {
+    name: "drydock-console",
+    version: env!("CARGO_PKG_VERSION"),
+};
 
 /// Serves the console until the process has to stop.
 pub(crate) fn run(options: Listening) -> ExitCode {
     let start = StartParameters {
-        component: COMPONENT,
-        version: env!("CARGO_PKG_VERSION"),
         threads: Threads::Many(2),
-        log_format: options.log_format,
-        log_level: options.log_level.clone(),
-        drain: StartParameters::DRAIN,
+        ..StartParameters::new(COMPONENT, options.logs.clone())
     };
     start.run(|process, logs| wire(options, process, logs))
 }
@@ -89,7 +88,7 @@ async fn wire(
     process: Process,
     logs: LogHandle,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let mut registry = metrics::registry(COMPONENT, env!("CARGO_PKG_VERSION"));
+    let mut registry = metrics::registry(COMPONENT);
     let counted = UserMetrics::register(&mut registry);
     let handshake_failures = Counter::default();
     registry.register(
@@ -105,7 +104,6 @@ async fn wire(
     );
     let admin = Admin {
         readiness,
-        liveness: drydock_runtime::Liveness::new(),
         registry: Arc::new(registry),
         logs,
     };

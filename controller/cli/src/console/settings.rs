@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use drydock_runtime::LogFormat;
+use drydock_runtime::LogArgs;
 use regex::Regex;
 
 use crate::connection::Server;
@@ -40,8 +40,6 @@ pub(crate) struct Listening {
     pub(crate) read_only: bool,
     /// Number of tokens whose objects are kept at once.
     pub(crate) max_users: usize,
-    /// The log filter.
-    pub(crate) log_level: String,
-    /// The format of log lines.
-    pub(crate) log_format: LogFormat,
+    /// Options of the log.
+    pub(crate) logs: LogArgs,
 }

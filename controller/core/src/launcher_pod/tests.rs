@@ -345,7 +345,7 @@ fn instance_metadata_is_not_copied_to_pod() {
     ]);
     let annotations = instance.metadata.annotations.as_mut().unwrap();
     annotations.extend([
-        (EVICTED.to_owned(), "true".to_owned()),
+        (LAST_APPLIED.to_owned(), "{}".to_owned()),
         (APP_ARMOR_PROFILE.to_owned(), "drydock-launcher".to_owned()),
     ]);
     let pod = pod(&PodInput {
@@ -360,7 +360,7 @@ fn instance_metadata_is_not_copied_to_pod() {
     });
     let labels = pod.metadata.labels.unwrap();
     assert_eq!((labels.get(NODE_NAME), labels[CREATED_BY].as_str()), (None, "u-1"));
-    assert_eq!(pod.metadata.annotations.unwrap().get(EVICTED), None);
+    assert_eq!(pod.metadata.annotations.unwrap().get(LAST_APPLIED), None);
     let confined = pod.spec.unwrap().security_context.unwrap().app_armor_profile.unwrap();
     assert_eq!(
         (confined.type_.as_str(), confined.localhost_profile.as_deref()),

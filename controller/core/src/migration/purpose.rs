@@ -33,9 +33,4 @@ impl MigrationPurpose {
             Self::UserRequest
         }
     }
-
-    /// Returns whether Drydock creates such migrations itself, and so has to decide when to stop.
-    pub fn is_automatic(self) -> bool {
-        self != Self::UserRequest
-    }
 }

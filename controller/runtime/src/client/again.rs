@@ -102,6 +102,7 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for RetryOnce {
 #[cfg(test)]
 mod tests {
     use super::super::{ClientMetrics, ClientOptions, connect};
+    use crate::Component;
     use http::{Method, Request, header::CONTENT_TYPE};
     use std::{
         io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -162,12 +163,13 @@ mod tests {
     /// retries.
     async fn send_over(name: &str, closes: usize, method: Method, content: &str) -> (Result<String, kube::Error>, u64) {
         let path = closing_server(name, closes);
-        let options = ClientOptions {
-            component: "drydock-test",
-            version: "0",
-            kubeconfig: Some(path.clone()),
-            context: None,
-        };
+        let options = ClientOptions::new(
+            Component {
+                name: "drydock-test",
+                version: "0",
+            },
+            Some(path.clone()),
+        );
         let metrics = ClientMetrics::default();
         let client = connect(&options, &metrics).await.unwrap();
         std::fs::remove_file(path).unwrap();

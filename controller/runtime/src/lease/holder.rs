@@ -71,13 +71,7 @@ pub enum HolderState {
 /// The caller of [`take_over`](Self::take_over) is entitled to the Lease (it holds an exclusive lock): the Lease is
 /// taken regardless of its holder.
 #[derive(Clone, Debug)]
-pub struct LeaseHolder(Arc<Mutex<Wish>>, Trigger);
-
-#[derive(Debug, Default)]
-struct Wish {
-    wanted: bool,
-    held: HolderState,
-}
+pub struct LeaseHolder(Arc<Mutex<HolderState>>, Trigger);
 
 impl LeaseHolder {
     /// Prepares to hold the Lease, and sends nothing until [`take_over`](Self::take_over).
@@ -103,26 +97,17 @@ impl LeaseHolder {
 
     /// Takes the Lease regardless of its holder, and renews it from now on.
     pub fn take_over(&self) {
-        let mut wish = self.0.lock();
-        wish.wanted = true;
-        if wish.held != HolderState::Ours {
-            wish.held = HolderState::Taking;
+        let mut held = self.0.lock();
+        if *held != HolderState::Ours {
+            *held = HolderState::Taking;
         }
-        drop(wish);
-        self.1.notify();
-    }
-
-    /// Stops renewing it. The object stays unchanged and becomes stale, unless another process takes it.
-    pub fn let_go(&self) {
-        let mut wish = self.0.lock();
-        (wish.wanted, wish.held) = (false, HolderState::NotTaken);
-        drop(wish);
+        drop(held);
         self.1.notify();
     }
 
     /// Returns the known holder.
     pub fn held(&self) -> HolderState {
-        self.0.lock().held.clone()
+        self.0.lock().clone()
     }
 }
 
@@ -203,15 +188,11 @@ impl LeaseKeeper {
         let mut at = None;
         loop {
             tokio::select! {
-                // Requests of the caller come first: no renewal may follow `let_go`.
-                biased;
                 () = self.holder.1.notified() => {
-                    let wish = self.holder.0.lock();
-                    match (wish.wanted, &phase) {
-                        (false, _) => (phase, at) = (NextAction::Idle, None),
-                        (true, NextAction::Idle) => phase = NextAction::Take,
-                        (true, _) => continue,
+                    if phase != NextAction::Idle {
+                        continue;
                     }
+                    phase = NextAction::Take;
                 }
                 () = clock::sleep_until_instant(at) => {}
             }
@@ -309,7 +290,7 @@ impl LeaseKeeper {
     /// Publishes the current holder.
     fn log(&mut self, phase: &NextAction, result: &ActionResult) {
         let lease = &self.holding.name;
-        let held = match result {
+        let current = match result {
             ActionResult::Is { holder, .. } if *holder == self.holding.identity => HolderState::Ours,
             ActionResult::Is { holder, .. } => HolderState::By(holder.clone()),
             ActionResult::Missing if !matches!(phase, NextAction::Take | NextAction::Make) => {
@@ -323,20 +304,16 @@ impl LeaseKeeper {
             self.failing = false;
         }
         self.retry.reset();
-        let mut wish = self.holder.0.lock();
-        // The response may arrive after `let_go` was called.
-        if !wish.wanted || wish.held == held {
+        let mut held = self.holder.0.lock();
+        if *held == current {
             return;
         }
-        match &held {
-            HolderState::By(holder) => {
-                tracing::warn!(lease, holder, "another process holds the Lease");
-                wish.wanted = false;
-            }
-            _ => tracing::info!(lease, identity = self.holding.identity, "holding the lease"),
+        match &current {
+            HolderState::By(holder) => tracing::warn!(lease, holder, "another process holds the Lease"),
+            _ => tracing::info!(lease, identity = self.holding.identity, "holding the Lease"),
         }
-        wish.held = held;
-        drop(wish);
+        *held = current;
+        drop(held);
         self.changed.notify();
     }
 }

@@ -181,17 +181,6 @@ async fn renewals_with_conflicts_are_not_repeated_at_once() {
     assert_eq!(holder.held(), HolderState::Ours);
 }
 
-#[tokio::test(start_paused = true)]
-async fn released_lease_is_not_renewed() {
-    let (holder, mut server, _changed) = setup();
-    holder.take_over();
-    server.next_request().await.with(&lease("pod-1", "7"));
-    settle().await;
-    holder.let_go();
-    assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
-    assert_eq!(holder.held(), HolderState::NotTaken);
-}
-
 #[test]
 fn next_step_follows_from_response() {
     let renew = |version: &str| NextAction::Renew {
