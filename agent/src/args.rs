@@ -278,7 +278,7 @@ fn uid(text: &str) -> Result<String, String> {
     if (1..=63).contains(&text.len()) && text.bytes().all(is_uid) {
         Ok(text.to_owned())
     } else {
-        Err("1 to 63 letters, digits and hyphens".into())
+        Err("allowed: 1 to 63 letters, digits and hyphens".into())
     }
 }
 

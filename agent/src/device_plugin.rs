@@ -183,7 +183,10 @@ impl PluginRegistration {
     async fn keep(mut self) {
         let closing = self.closing.clone();
         while let Some(Err(error)) = closing.run_until_cancelled(self.serve()).await {
-            warn!(error = %chain(&error), resource = self.plugin.resource.name, "the device plugin cannot be served");
+            warn!(
+                error = %chain(&error), resource = self.plugin.resource.name,
+                "could not serve the device plugin, retrying"
+            );
             closing
                 .run_until_cancelled(tokio::time::sleep(self.backoff.delay()))
                 .await;
@@ -207,7 +210,10 @@ impl PluginRegistration {
                 accepted = listener.accept() => self.connected(accepted?.0),
                 happened = folder.next() => {
                     if happened? == FolderEventKind::ToFolder {
-                        return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is gone", self.folder.display())));
+                        return Err(io::Error::new(
+                            io::ErrorKind::NotFound,
+                            format!("{} no longer exists", self.folder.display()),
+                        ));
                     }
                     let own_is_gone = identity(&self.own_socket()) != own;
                     if own_is_gone {
@@ -239,13 +245,16 @@ impl PluginRegistration {
                     match result {
                         Ok(()) => {
                             registered_at = Some(Instant::now());
-                            info!(resource = self.plugin.resource.name, "registered with the kubelet");
+                            info!(resource = self.plugin.resource.name, "device plugin registered with the kubelet");
                         }
                         // The watch of the folder reports when the socket is created.
                         Err(_) if identity(&self.kubelet_socket()).is_none() => {}
                         Err(error) => {
                             if self.backoff.is_reset() {
-                                info!(error = error.message(), "the kubelet did not accept the device plugin; retrying");
+                                info!(
+                                    error = error.message(),
+                                    "could not register the device plugin with the kubelet, retrying"
+                                );
                             }
                             register_at = Some(Instant::now() + self.backoff.delay());
                         }
@@ -311,7 +320,7 @@ async fn register(process: Process, kubelet: PathBuf, resource: &'static Extende
     };
     let registered = tokio::time::timeout(REGISTRATION_TIMEOUT, attempt).await;
     registered
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no response in time")))
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the kubelet did not respond in time")))
         .map(|Empty {}| ())
 }
 

@@ -62,7 +62,7 @@ impl FolderWatch {
     pub(crate) async fn next(&mut self) -> io::Result<FolderEventKind> {
         let gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT | EventMask::IGNORED;
         loop {
-            let ended = || io::Error::other("the kernel's events have ended");
+            let ended = || io::Error::other("the stream of inotify events has ended");
             let event = self.events.next().await.ok_or_else(ended)??;
             if event.mask.intersects(gone) {
                 return Ok(FolderEventKind::ToFolder);

@@ -144,7 +144,10 @@ impl SeccompKeeper {
                 }
                 Err(error) => error,
             };
-            warn!(%error, file = %self.file.display(), "the seccomp profile of launchers cannot be kept");
+            warn!(
+                %error, file = %self.file.display(),
+                "could not install or watch the seccomp profile of launchers, retrying"
+            );
             self.publish(Profile::Missing(format!("{}: {error}", self.file.display())));
             tokio::time::sleep(self.backoff.delay()).await;
         }
@@ -154,7 +157,7 @@ impl SeccompKeeper {
     /// missed.
     fn install_and_watch(&self) -> io::Result<FolderWatch> {
         let (Some(folder), Some(name)) = (self.file.parent(), self.file.file_name()) else {
-            return Err(io::Error::other("not a file in a folder"));
+            return Err(io::Error::other("the path has no file name or no parent folder"));
         };
         fs::create_dir_all(folder)?;
         let watch = FolderWatch::new(folder, [name])?;

@@ -27,7 +27,7 @@ impl HostEvents {
                         Err(mpsc::error::TrySendError::Closed(())) => return,
                     },
                     Err(error) => {
-                        warn!(%error, "changes of the host are not announced; only the periodic check detects them");
+                        warn!(%error, "the host can no longer be watched; only the periodic check detects changes");
                         return;
                     }
                 }

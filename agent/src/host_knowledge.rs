@@ -146,7 +146,7 @@ impl HostKnowledge {
                     stale: false,
                 };
                 let Some(problem) = problem.filter(|_| labels::is_supported(&facts.architecture)) else {
-                    info!(milliseconds = took_milliseconds, "the host is inspected");
+                    info!(milliseconds = took_milliseconds, "the host was inspected");
                     self.metrics.inspected(Ok(()), took_milliseconds);
                     self.known.succeed((facts, record));
                     // Returns the memory of the report before the agent goes idle.

@@ -44,7 +44,7 @@ pub(crate) enum InspectorError {
     #[error("the inspection ended with {0}: {1}")]
     Ended(String, String),
     /// The report of the inspection process could not be parsed.
-    #[error("the inspection's report makes no sense")]
+    #[error("the inspection's report cannot be parsed")]
     Garbled(#[source] serde_json::Error),
     /// The inspection process did not end in time and was killed.
     #[error("the inspection did not end within {} s and was killed", .0.as_secs())]
@@ -88,7 +88,7 @@ async fn report_of(mut command: Command, deadline: Duration) -> Result<Inspectio
         .map_err(InspectorError::Start)?;
     let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
-        return Err(InspectorError::Start(io::Error::other("the child has no output")));
+        return Err(InspectorError::Start(io::Error::other("the process has no output")));
     };
     let (mut report, mut error_output) = (Vec::new(), Vec::new());
     let talk = async {
@@ -114,7 +114,7 @@ async fn report_of(mut command: Command, deadline: Duration) -> Result<Inspectio
             .lines()
             .rev()
             .find(|line| !line.trim().is_empty())
-            .unwrap_or("it printed nothing");
+            .unwrap_or("no error output");
         return Err(InspectorError::Ended(status.to_string(), last.trim().to_owned()));
     }
     serde_json::from_slice(&report).map_err(InspectorError::Garbled)
@@ -191,12 +191,12 @@ mod tests {
                 "InspectionCrashed",
                 "exit status: 3: libvirt is broken",
             ),
-            ("exit 1", "InspectionCrashed", "exit status: 1: it printed nothing"),
+            ("exit 1", "InspectionCrashed", "exit status: 1: no error output"),
             ("kill -SEGV $$", "InspectionCrashed", "signal: 11"),
-            ("", "InspectionOutputInvalid", "makes no sense"),
-            ("echo '{'", "InspectionOutputInvalid", "makes no sense"),
-            ("echo '{}'", "InspectionOutputInvalid", "makes no sense"),
-            ("printf '\\377'", "InspectionOutputInvalid", "makes no sense"),
+            ("", "InspectionOutputInvalid", "cannot be parsed"),
+            ("echo '{'", "InspectionOutputInvalid", "cannot be parsed"),
+            ("echo '{}'", "InspectionOutputInvalid", "cannot be parsed"),
+            ("printf '\\377'", "InspectionOutputInvalid", "cannot be parsed"),
         ] {
             let error = run(script, minute).await.unwrap_err();
             assert_eq!(error.reason(), reason, "{script}");

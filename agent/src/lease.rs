@@ -45,7 +45,7 @@ impl NodeLease {
                 // renewal interval.
                 warn!(
                     holder = other,
-                    "another process holds this node's Lease; it will be taken back"
+                    "another process holds this node's Lease; this agent takes the Lease back"
                 );
                 if stopping
                     .run_until_cancelled(tokio::time::sleep(RENEW_EVERY))

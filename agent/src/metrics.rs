@@ -87,32 +87,32 @@ impl LeavingMetrics {
         [
             (
                 "kubevirt_vmi_migration_data_processed_bytes",
-                "Bytes of a guest that moves that were sent",
+                "Bytes of a migrating guest that were sent",
                 &self.processed,
             ),
             (
                 "kubevirt_vmi_migration_data_remaining_bytes",
-                "Bytes of a guest that moves that are still to be sent",
+                "Bytes of a migrating guest that are still to be sent",
                 &self.remaining,
             ),
             (
                 "kubevirt_vmi_migration_data_total_bytes",
-                "Bytes of memory and copied disks of a guest that moves",
+                "Bytes of memory and copied disks of a migrating guest",
                 &self.total,
             ),
             (
                 "kubevirt_vmi_migration_dirty_memory_rate_bytes",
-                "Bytes of memory that a guest that moves changes in a second",
+                "Bytes of memory that a migrating guest changes per second",
                 &self.dirtied,
             ),
             (
                 "kubevirt_vmi_migration_memory_transfer_rate_bytes",
-                "Bytes of memory of a guest that moves that are sent in a second",
+                "Bytes of memory of a migrating guest that are sent per second",
                 &self.memory_rate,
             ),
             (
                 "kubevirt_vmi_migration_disk_transfer_rate_bytes",
-                "Bytes of disks of a guest that moves that are sent in a second",
+                "Bytes of disks of a migrating guest that are sent per second",
                 &self.disk_rate,
             ),
         ]
@@ -191,12 +191,12 @@ impl AgentMetrics {
         );
         registry.register(
             "drydock_last_inspection_duration_seconds",
-            "How long the last inspection took",
+            "Duration of the last inspection",
             metrics.inspection_seconds.clone(),
         );
         registry.register(
             "drydock_cpu_labels",
-            "CPU labels that facts and configuration give the node",
+            "CPU labels that the node gets from its facts and the configuration",
             metrics.cpu_labels.clone(),
         );
         registry.register(
@@ -206,17 +206,17 @@ impl AgentMetrics {
         );
         registry.register(
             "drydock_condition",
-            "Conditions of the Hypervisor: 1 for the status (true, false or unknown) that a condition has, 0 for the others",
+            "Conditions of the Hypervisor: 1 for the current status (true, false or unknown), 0 for the others",
             metrics.conditions.clone(),
         );
         registry.register(
             "drydock_condition_reason",
-            "The reason of each condition of the Hypervisor: 1",
+            "Current reason of each condition of the Hypervisor; the value is always 1",
             metrics.reasons.clone(),
         );
         registry.register(
             "drydock_writes",
-            "Writes to the API server by what was written",
+            "Writes to the API server by kind",
             metrics.writes.clone(),
         );
         registry.register(

@@ -152,7 +152,7 @@ impl NodeApi {
             process: process.clone(),
         };
         process.spawn("port for controllers", accepting.run(listener));
-        info!(%address, "port for controllers open");
+        info!(%address, "listening for controllers");
         Ok(endpoint)
     }
 }
@@ -176,11 +176,11 @@ impl Accepting {
                         .spawn("controller's connection", self.serve(connection, place)),
                     Err(_) => {
                         self.refused.inc();
-                        debug!(%from, "connection of a controller refused: there are too many");
+                        debug!(%from, "refused the connection of a controller: too many connections");
                     }
                 },
                 Err(error) => {
-                    warn!(error = %chain(&error), "connection of a controller not accepted");
+                    warn!(error = %chain(&error), "could not accept the connection of a controller");
                     tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
@@ -196,12 +196,15 @@ impl Accepting {
             let place = Arc::new(place);
             let Some(config) = config else {
                 refused.inc();
-                debug!("connection of a controller refused: no authority of controllers is known");
+                debug!("refused the connection of a controller: no CA certificate of the controllers is known");
                 return;
             };
             if let Err(error) = set_up(&connection) {
                 refused.inc();
-                debug!(error = %chain(&error), "connection of a controller refused: it cannot be set up");
+                debug!(
+                    error = %chain(&error),
+                    "refused the connection of a controller: could not set the socket options"
+                );
                 return;
             }
             let handshake = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(connection)).await;

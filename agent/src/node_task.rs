@@ -204,7 +204,7 @@ impl NodeTask {
                 }
                 lock = &mut waiting.acts, if is_next && self.lock.is_none() => {
                     self.lock = Some(lock.map_err(std::io::Error::other)??);
-                    info!("this agent acts for the node now");
+                    info!("this agent is now the active agent of the node");
                     self.lease.take();
                     let profiles = Profiles::start(&self.process, &self.args.folders.kubelet.kubelet_dir, &self.args.apparmor_parser);
                     self.profiles = Some(profiles);
@@ -254,14 +254,14 @@ impl NodeTask {
                     self.count_hypervisors().await;
                 }
                 if !self.backoff.is_reset() {
-                    info!("the API server takes writes again");
+                    info!("requests to the API server succeed again");
                     self.backoff.reset();
                 }
                 wake
             }
             Err(error) => {
                 if self.backoff.is_reset() {
-                    warn!(error = %chain(&error), "the API server did not take a write");
+                    warn!(error = %chain(&error), "a request to the API server failed, retrying");
                 }
                 Some(now + self.backoff.delay())
             }
@@ -327,7 +327,7 @@ impl NodeTask {
             return Ok(None);
         };
         if self.deleted_node.send_if_modified(|since| since.take().is_some()) {
-            info!(node = self.args.node_name, "the Node exists again: guests may run here");
+            info!(node = self.args.node_name, "the Node exists again: guests may start");
         }
         let hypervisor = match latest_state(
             self.caches.hypervisor().map(Arc::unwrap_or_clone),
@@ -412,7 +412,7 @@ impl NodeTask {
         }
         warn!(
             node = self.args.node_name,
-            "the Node was deleted: its guests are shut down, and no other starts here while there is none"
+            "the Node was deleted: its guests are shut down, and no guest starts until the Node exists again"
         );
         self.deleted_node.send_replace(Some(clock::Instant::now()));
         Ok(())
@@ -482,7 +482,10 @@ impl NodeTask {
         match self.writes.count_hypervisors().await {
             Ok(count) => self.hypervisors = count,
             Err(error) => {
-                warn!(error = %chain(&error), "cannot count the nodes; a change of configuration is not spread");
+                warn!(
+                    error = %chain(&error),
+                    "could not count the nodes; configuration changes are spread by the previous count"
+                );
             }
         }
     }
@@ -501,18 +504,21 @@ impl NodeTask {
         let Some(lock) = &self.lock else { return };
         match lock.nobody_waits() {
             Ok(Some(_guard)) => {
-                info!("node closed to virtual machines until another agent comes");
+                info!("the node accepts no new VMs until another agent starts");
                 let deadline = Duration::from_secs(5);
                 match tokio::time::timeout(deadline, self.act(clock::now(), true)).await {
                     Ok(Ok(_)) => {}
                     Ok(Err(error)) => {
-                        warn!(error = %chain(&error), "shutdown of the agent not reported, left to the controller");
+                        warn!(
+                            error = %chain(&error),
+                            "could not report the agent's shutdown; the controller will detect the shutdown"
+                        );
                     }
-                    Err(_) => warn!("shutdown of the agent not reported in time, left to the controller"),
+                    Err(_) => warn!("could not report the agent's shutdown in time; the controller will detect it"),
                 }
             }
-            Ok(None) => info!("node left to another agent"),
-            Err(error) => warn!(error = %chain(&error), "other agents of the node unknown"),
+            Ok(None) => info!("another agent takes over the node"),
+            Err(error) => warn!(error = %chain(&error), "could not determine whether another agent is waiting"),
         }
     }
 }
@@ -539,7 +545,7 @@ fn node_for_guests(folder: &Path, device: &str) -> String {
     match guest_devices::open_to_all(folder, Path::new(device)) {
         Ok(node) => node.to_string_lossy().into_owned(),
         Err(error) => {
-            warn!(%error, device, "there is no node that guests may open; they get the host's");
+            warn!(%error, device, "could not create a device node for guests; guests get the host's device node");
             device.to_owned()
         }
     }

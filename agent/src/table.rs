@@ -111,7 +111,7 @@ fn virtualization(page: &mut TextPage, facts: &NodeFacts, policy: &LabelPolicy) 
     let how = match virtualization.virt_type {
         VirtType::Kvm => "with KVM",
         VirtType::Qemu => "by emulation",
-        VirtType::Unknown => "in a way that this version does not know",
+        VirtType::Unknown => "with an unknown virtualization type",
     };
     page.row("guests", format!("{how}, machine {}", virtualization.machine));
     page.row(
@@ -123,8 +123,8 @@ fn virtualization(page: &mut TextPage, facts: &NodeFacts, policy: &LabelPolicy) 
     );
     if let Some(host_model) = &virtualization.host_model {
         page.row("host-model", format!("{} ({})", host_model.name, virtualization.vendor));
-        page.list("  and also", &host_model.required);
-        page.list("  but not", &host_model.disabled);
+        page.list("  with features", &host_model.required);
+        page.list("  without features", &host_model.disabled);
     }
     let usable: Vec<&CpuModel> = virtualization
         .models

@@ -25,7 +25,7 @@ enum RemovalError {
     Lock(#[source] io::Error),
     #[error("could not remove {path}")]
     Remove { path: PathBuf, source: io::Error },
-    #[error("{path} is a symbolic link: delete what it leads to, then the link")]
+    #[error("{path} is a symbolic link: delete the target of the link, then the link")]
     Link { path: PathBuf },
     #[error("could not remove the AppArmor profile of launchers from the kernel")]
     AppArmor(#[source] io::Error),
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &AgentUninstallArgs) -> ExitCode {
             for path in &removed {
                 println!("removed {}", path.display());
             }
-            println!("nothing of Drydock is left on this host");
+            println!("Drydock has been removed from this host");
             ExitCode::SUCCESS
         }
         Err(failure) => {
@@ -59,7 +59,7 @@ fn files(state: &Path, kubelet: &Path) -> Result<Vec<PathBuf>, RemovalError> {
     let mut removed = Vec::new();
     // Waiting for the lock would create the folder.
     if exists(state)? {
-        println!("waiting until no agent acts on this host");
+        println!("waiting until no agent is active on this host");
         let acts = host_lock::wait(state).acts.blocking_recv();
         let acts = acts.unwrap_or_else(|_| Err(io::Error::other("the wait ended early")));
         let _lock = acts.map_err(RemovalError::Lock)?;

@@ -117,7 +117,10 @@ fn patched(request: &ReviewRequest, change: impl Fn(&Value) -> Option<Value>) ->
     match response.clone().with_patch(json_patch::diff(&raw, &wanted)) {
         Ok(patched) => patched,
         Err(error) => {
-            error!(error = %chain(&error), "defaults could not be written; the controller fills them in");
+            error!(
+                error = %chain(&error),
+                "could not create the patch with the defaults; the controller will set the defaults"
+            );
             response
         }
     }

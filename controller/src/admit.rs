@@ -179,7 +179,7 @@ impl FolderReport {
         if !self.refusals_by_field.is_empty() {
             let mut fields: Vec<_> = self.refusals_by_field.iter().collect();
             fields.sort_by(|(one, first), (other, second)| second.cmp(first).then(one.cmp(other)));
-            text.push_str("objects that are refused for a field:\n");
+            text.push_str("refused objects by field:\n");
             for (field, count) in fields {
                 let field = if field.is_empty() { "(the whole object)" } else { field };
                 text.push_str(&format!("{count:6}  {field}\n"));

@@ -177,7 +177,7 @@ pub(crate) struct ControllerUninstallArgs {
 fn positive(text: &str) -> Result<Duration, String> {
     let parsed = parse_duration(text).map_err(|error| error.to_string())?;
     if parsed.is_zero() {
-        return Err("it has to be longer than 0s".into());
+        return Err("the duration must be longer than 0s".into());
     }
     Ok(parsed)
 }

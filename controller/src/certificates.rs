@@ -66,7 +66,7 @@ pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::
     );
     keeper.observe(now, Some(Vec::new()), Some(None));
     let Some(certificate_keeper::CertificateAction::Write(data)) = keeper.next(now).unwrap().action else {
-        panic!("there is nothing yet")
+        panic!("no certificate is to be written")
     };
     keeper.observe(now, Some(Vec::new()), Some(Some(&data)));
     keeper.serve(now);

@@ -484,7 +484,11 @@ impl DrainTask {
         match done {
             // A refusal that concerns one guest must not delay the others.
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                warn!(?step, refused = status.message, "step of a drain refused, retrying");
+                warn!(
+                    ?step,
+                    refused = status.message,
+                    "the API server refused a step of a drain, retrying"
+                );
                 self.refusals.note(drain, &status.message, clock::now());
                 self.changed.notify();
                 return Ok(());
@@ -593,7 +597,7 @@ impl DrainTask {
         info!(
             migration = format!("{namespace}/{name}"),
             migration_uid = uid,
-            "migration canceled: no request for it is left"
+            "migration canceled: no request to leave the node is left"
         );
         Ok(())
     }

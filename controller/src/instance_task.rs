@@ -278,8 +278,8 @@ impl Reconciler for InstanceTask {
             self.write_status(key, &mut observed.instance, wanted).await?;
         }
         if let Some(message) = observed.failed_create.take() {
-            // By now the status reports the refusal; the queue retries with back-off.
-            let step = "creation of its pod";
+            // The status already reports the refusal. The queue retries with back-off.
+            let step = "the creation of the pod";
             return Err(ReconcileError::Refused { step, message });
         }
         Ok(Executed::Requeue(Requeue::OnChange.or_at(observed.pending.wake)))
@@ -419,7 +419,7 @@ impl InstanceTask {
                     }
                     Err(source) => {
                         return Err(ReconcileError::Failed {
-                            step: "creation of its pod",
+                            step: "the creation of the pod",
                             source,
                         });
                     }
@@ -505,10 +505,13 @@ impl InstanceTask {
         version: Option<&str>,
     ) -> kube::Result<()> {
         if self.launchers.delete_version(instance, name, uid, version).await? {
-            let note = format!(
-                "Deleted virtual machine pod {name}: it had no node, and the configuration it was created under has changed"
+            let note =
+                format!("Deleted virtual machine pod {name}: the pod had no node, and the configuration has changed");
+            info!(
+                vmi = %Key::of(instance),
+                pod = name,
+                "unscheduled pod deleted because the configuration has changed"
             );
-            info!(vmi = %Key::of(instance), pod = name, "unscheduled pod deleted, as the configuration has changed");
             self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
@@ -540,11 +543,16 @@ impl InstanceTask {
         match self.launchers.run_beside(instance, name, uid, containers).await {
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 let why = &status.message;
-                info!(vmi = %Key::of(instance), pod = name, why, "image digest probe refused, migrations copy whole disks");
+                info!(
+                    vmi = %Key::of(instance),
+                    pod = name,
+                    why,
+                    "the API server refused the image digest probe, migrations will copy whole disks"
+                );
             }
             Err(source) => {
                 return Err(ReconcileError::Failed {
-                    step: "the probe of its pod's images",
+                    step: "the image digest probe in the pod",
                     source,
                 });
             }

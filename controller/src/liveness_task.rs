@@ -220,10 +220,14 @@ impl LivenessTask {
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
             result => result?,
         };
-        info!(node = name, "agent unresponsive, node takes no virtual machines");
+        info!(
+            node = name,
+            "the agent is unresponsive, the node accepts no new virtual machines"
+        );
         self.metrics.became_unresponsive.inc();
         let note = format!(
-            "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
+            "the node's agent has not renewed its Lease for {} s: the node accepts no new virtual machines until the \
+             Lease is renewed",
             STALE_AFTER.as_secs()
         );
         self.events.publish(Event::new(

@@ -151,8 +151,8 @@ impl Reconciler for MachineTask {
             if let Some(status) = &plan.status {
                 self.write_status(key, machine, status).await?;
             }
-            // The machine's status reports the reason by now; the queue retries with back-off.
-            let step = "creation of its instance";
+            // The status of the machine already reports the reason. The queue retries with back-off.
+            let step = "the creation of the instance";
             return Err(ReconcileError::Refused { step, message });
         }
         if plan.add_finalizer {
@@ -324,7 +324,7 @@ impl MachineTask {
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
             Err(kube::Error::Api(status)) if is_refusal(&status) => Ok(Some(status.message)),
             Err(source) => Err(ReconcileError::Failed {
-                step: "creation of its instance",
+                step: "the creation of the instance",
                 source,
             }),
         }

@@ -135,7 +135,7 @@ impl MaintenanceQueues {
 impl MaintenanceTask {
     /// Starts the watches that only nodes in maintenance need. The caller also has to enqueue the nodes that changes of
     /// `maintenances`, `nodes` and `pods` concern.
-    #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
+    #[expect(clippy::too_many_arguments, reason = "each argument is a separate dependency")]
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,
@@ -483,7 +483,12 @@ impl MaintenanceTask {
                 let finalizers = without_finalizer(object, FINALIZER);
                 let done = self.write_finalizers(group, key, object, &finalizers).await?;
                 if done == StepResult::Yes {
-                    info!(maintenance = %key, group = group.as_str(), node = object.spec.node_name, "a maintenance is over");
+                    info!(
+                        maintenance = %key,
+                        group = group.as_str(),
+                        node = object.spec.node_name,
+                        "the maintenance has ended"
+                    );
                 }
                 Ok(done)
             }
@@ -526,7 +531,7 @@ impl MaintenanceTask {
                 Ok(StepResult::Changed)
             }
             LeaseWriteResult::Failed(failure) => Err(ReconcileError::Refused {
-                step: "the release of its Lease",
+                step: "the release of the node's Lease",
                 message: failure.why,
             }),
         }

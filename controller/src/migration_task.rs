@@ -161,7 +161,7 @@ impl MigrationTask {
                     return;
                 }
                 Err(error) => {
-                    warn!(error = %drydock_runtime::chain(&error), "list of migrations failed, retrying");
+                    warn!(error = %drydock_runtime::chain(&error), "could not list the migrations, retrying");
                     clock::sleep_until_instant(Some(clock::Instant::now() + pause.delay())).await;
                 }
             }
@@ -364,7 +364,7 @@ impl MigrationTask {
                         // The migration keeps its place, and its status still reports that it is queued.
                         Err(source) => {
                             execution.failed = Some(ReconcileError::Failed {
-                                step: "creation of its target pod",
+                                step: "the creation of the target pod",
                                 source,
                             });
                         }
@@ -441,7 +441,12 @@ impl MigrationTask {
     fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
         let before = self.refused_step(key, now);
         if before.is_none_or(|before| before.message != status.message) {
-            warn!(migration = %key, migration_uid = migration.metadata.uid, reason = status.message, "target pod refused, retrying with back-off");
+            warn!(
+                migration = %key,
+                migration_uid = migration.metadata.uid,
+                reason = status.message,
+                "the API server refused the target pod, retrying with back-off"
+            );
             self.record_event(migration, Severity::Warning, "FailedCreate", &status.message);
         }
         self.refusals

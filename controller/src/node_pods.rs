@@ -38,8 +38,8 @@ struct WatchedNode {
     wanted: CancellationToken,
 }
 
-/// Guard: the pods of its node are watched while it lives.
-#[must_use = "the watch ends when this is dropped"]
+/// Guard: the pods of its node are watched as long as it exists.
+#[must_use = "the watch ends when this guard is dropped"]
 pub(crate) struct PodsGuard {
     shared: Arc<NodePodsState>,
     node: String,

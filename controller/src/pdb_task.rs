@@ -138,8 +138,8 @@ impl Reconciler for PdbTask {
             self.patch_status(key, instance, status).await?;
         }
         if let Some(message) = refused {
-            // The status of the instance reports the reason; the queue retries with back-off.
-            let step = "creation of its PDB";
+            // The status of the instance reports the reason. The queue retries with back-off.
+            let step = "the creation of the PodDisruptionBudget";
             return Err(ReconcileError::Refused { step, message });
         }
         Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake)))

@@ -119,7 +119,7 @@ pub(crate) trait Reconciler: Sync {
                 }
             }
             Err(ReconcileError::Unsettled(
-                "each executed plan is followed by another one",
+                "the object is not settled after the maximum number of plans",
             ))
         }
     }
@@ -237,14 +237,14 @@ mod tests {
 
     fn refused() -> ReconcileError {
         ReconcileError::Refused {
-            step: "creation of its pod",
+            step: "the creation of the pod",
             message: "exceeded quota".into(),
         }
     }
 
     fn failed(source: kube::Error) -> ReconcileError {
         ReconcileError::Failed {
-            step: "creation of its pod",
+            step: "the creation of the pod",
             source,
         }
     }

@@ -48,8 +48,8 @@ pub(crate) struct ReplicaSetTask {
     refusals: StepRefusals,
 }
 
-/// An instance of the name to be created exists, but the watch does not show it yet.
-const NOT_SEEN_YET: ReconcileError = ReconcileError::Unsettled("an instance exists that the watch does not show yet");
+/// Error: an instance with the name to create exists, but the watch does not show it yet.
+const NOT_SEEN_YET: ReconcileError = ReconcileError::Unsettled("an instance exists that the watch has not shown yet");
 
 /// Result of a request.
 enum ReplicaOutcome {
@@ -168,7 +168,7 @@ impl Reconciler for ReplicaSetTask {
         match result {
             Ok(()) | Err(ReplicaOutcome::Done) => Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake))),
             Err(ReplicaOutcome::Refused(message)) => {
-                let step = "a change of its instances";
+                let step = "a change of the set's instances";
                 Err(ReconcileError::Refused { step, message })
             }
             Err(ReplicaOutcome::Again(error)) => Err(error),

@@ -95,9 +95,13 @@ impl ReplicasTask {
             Ok(_) => info!(
                 pod,
                 node = to,
-                "standby replica deleted: it was beside another one, and a node is free"
+                "standby replica deleted: its node ran another replica, and another node can run a replacement"
             ),
-            Err(error) => warn!(pod, error = %chain(&error), "standby replica beside another one not deleted"),
+            Err(error) => warn!(
+                pod,
+                error = %chain(&error),
+                "could not delete a standby replica whose node runs another replica"
+            ),
         }
     }
 }
@@ -121,7 +125,7 @@ impl Triggered for ReplicasTask {
     type Kept = StandbyMoves;
     const NAME: &'static str = "replicas";
     const RETRY: (Duration, Duration) = (SETTLED, LONGEST);
-    const FAILURE: &'static str = "the replicas of the controller could not be spread";
+    const FAILURE: &'static str = "the controller's replicas could not be spread over the nodes";
 
     async fn wait_until_synced(&self) {
         tokio::join!(

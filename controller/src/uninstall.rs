@@ -88,8 +88,8 @@ async fn wire(
 enum UninstallError {
     /// Other objects need Drydock.
     #[error(
-        "Drydock is needed by {0}. Delete these and wait until they are gone, then try again. Stuck objects: see \
-         deploy/docs/uninstall.md"
+        "Drydock is needed by {0}. Delete these objects and wait until they no longer exist, then try again. For stuck \
+         objects, see deploy/docs/uninstall.md"
     )]
     InUse(String),
     /// A request to the API server did not succeed in time.
@@ -123,7 +123,9 @@ impl Uninstall {
         self.remove_folders().await?;
         self.clean_nodes().await?;
         self.delete_hypervisors().await?;
-        info!("Drydock is removed from the nodes: kubectl delete -k deploy/uninstall, then kubectl delete -k deploy");
+        info!(
+            "Drydock is removed from the nodes; next: kubectl delete -k deploy/uninstall, then kubectl delete -k deploy"
+        );
         Ok(())
     }
 
@@ -144,7 +146,7 @@ impl Uninstall {
                 let source = Box::new(error);
                 return Err(UninstallError::Request { what, source });
             }
-            warn!(error = %chain(&error), "could not {what}: trying again");
+            warn!(error = %chain(&error), "could not {what}, retrying");
             sleep_until_instant(Some(again)).await;
         }
     }

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         prog="hack/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"name of the cluster (default {DEFAULT_NAME})")
-    parser.add_argument("--keep", action="store_true", help="do not delete the cluster at the end, for own experiments")
+    parser.add_argument("--keep", action="store_true", help="do not delete the cluster at the end")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     interruption.heed_termination()
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
                     _show(made, progress)
             finally:
                 if arguments.keep or there:
-                    why = "was there before and stays" if there else "is yours"
+                    why = "existed before and is kept" if there else "is kept"
                     print(f"\nThe cluster {why}: export KUBECONFIG={made.kubeconfig}")
                     print(f"Delete it with: hack/down --name {arguments.name}")
     except Failure as failure:

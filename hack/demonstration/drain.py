@@ -1,4 +1,4 @@
-"""Last part of the demonstration: a node is drained for maintenance, and reports what the drain waits for."""
+"""Last part of the demonstration: a node is drained for maintenance, and reports the virtual machines and pods that are left."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def show(stage: Stage) -> None:
         "Draining a node",
         """Three virtual machines and a pod with a disruption budget run on one node. The first machine counts and is
         migrated. The second has a ReadWriteOnce disk, so it is shut down and started on the other node. The third has the
-        eviction strategy None and is shut down. The node reports what is left, and when it is safe to switch it off.""",
+        eviction strategy None and is shut down. The node reports the machines and pods that are left, and when the node is
+        safe to switch off.""",
     )
     there, here = (node.name for node in stage.cluster.nodes)
     with stage.only_on(here):
@@ -68,7 +69,7 @@ def show(stage: Stage) -> None:
     _judge(stage, kept, there)
     stage.plugin("maintenance", "stop", here)
     stage.until(
-        f"{here} to take pods again",
+        f"{here} to accept pods again",
         lambda: "unschedulable" not in stage.read("node", here)["spec"],  # type: ignore[operator]
         "pods can be scheduled to the node again",
     )
@@ -103,7 +104,7 @@ def _drain(stage: Stage, node: str) -> None:
         finally:
             draining.kill()
     if draining.returncode != 0:
-        raise Failure(f"kubectl drydock drain ended with {draining.returncode}: {text}")
+        raise Failure(f"kubectl drydock drain ended with exit code {draining.returncode}: {text}")
     if released:
         stage.note("the last pod was blocked by its disruption budget, and was evicted after the budget's deletion")
     stage.until(
@@ -112,7 +113,7 @@ def _drain(stage: Stage, node: str) -> None:
             condition["type"] == "Drained" and condition["status"] == "True"
             for condition in stage.read("node", node)["status"]["conditions"]  # type: ignore[index]
         ),
-        f"the node was drained in {time.monotonic() - begun:.1f} s, and reports that it is safe to switch it off",
+        f"the node was drained in {time.monotonic() - begun:.1f} s, and reports that it is safe to switch off",
     )
 
 
@@ -152,11 +153,11 @@ def _judge(stage: Stage, source: list[str], there: str) -> None:
     if _node(stage, GUEST) != there:
         raise Failure(f"{GUEST} is not on {there}")
     target = stage.pod(GUEST)
-    stage.until(f"{GUEST} to continue there", lambda: bool(ticks([], stage.log(target))), "the counting guest was migrated")
+    stage.until(f"{GUEST} to continue on {there}", lambda: bool(ticks([], stage.log(target))), "the counting guest was migrated")
     found = ticks(source, stage.log(target))
     gap = longest_gap(found)
-    stage.note(f"none of its {len(found)} numbers is missing; its downtime was {gap * 1000:.0f} ms")
-    stage.until(f"{LASTING} to run again", lambda: _node(stage, LASTING) == there, "the other machine was restarted there")
+    stage.note(f"none of the counting guest's {len(found)} numbers is missing; the guest's downtime was {gap * 1000:.0f} ms")
+    stage.until(f"{LASTING} to run again", lambda: _node(stage, LASTING) == there, f"the other machine was restarted on {there}")
 
 
 def _node(stage: Stage, name: str) -> str:

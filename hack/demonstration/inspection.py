@@ -1,4 +1,4 @@
-"""First part of the demonstration: nodes report which features guests can use on them, and the scheduler acts on it."""
+"""First part of the demonstration: nodes report which features guests can use on them, and the scheduler uses these reports."""
 
 from __future__ import annotations
 
@@ -72,17 +72,17 @@ def _facts(stage: Stage, node: str) -> None:
 
 def _scheduler(stage: Stage, first: str, second: str) -> None:
     stage.scene(
-        "The scheduler uses them",
-        f"""{second} is configured not to offer AVX2 and AES, as an administrator would do to level a mixed cluster. The labels
-        of these features and of each CPU model that needs one of them are removed, and pods that require them are scheduled
-        to {first}.""",
+        "The scheduler uses the labels",
+        f"""{second} is configured not to offer AVX2 and AES, as an administrator would do to give all nodes of
+        a mixed cluster the same features. The labels of these features and of each CPU model that needs one of them are
+        removed, and pods that require these labels are scheduled to {first}.""",
     )
     before = _cpu_labels(stage, second)
     stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features=avx2,aes")
     feature = "cpu-feature.node.kubevirt.io/avx2"
     stage.until(f"the labels of {second} to change", lambda: feature not in stage.labels(second), "a masked label was removed")
     lost = sorted(before.keys() - _cpu_labels(stage, second).keys())
-    print("  gone: " + ", ".join(key.split("/")[1] + (" (model)" if key.startswith("cpu-model.") else "") for key in lost[:12]))
+    print("  removed labels: " + ", ".join(key.split("/")[1] + (" (model)" if key.startswith("cpu-model.") else "") for key in lost[:12]))
     model = next((key for key in lost if key.startswith("cpu-model.")), feature)
     for name, label in (("wants-avx2", feature), ("wants-model", model)):
         stage.kubectl("apply", "-f", "-", input=POD.format(name=name, label=label))
@@ -125,7 +125,7 @@ def _configuration(stage: Stage, node: str) -> None:
 
 
 def _opt_out(stage: Stage, first: str, second: str) -> None:
-    stage.scene("A node opts out", f"{first} is excluded from labelling: its labels are not changed, not even forged ones.")
+    stage.scene("A node opts out", f"{first} is excluded from labelling: its labels are not changed, even if they are forged.")
     forged = "cpu-model.node.kubevirt.io/Made-By-Hand"
     stage.kubectl("annotate", "node", first, "node-labeller.kubevirt.io/skip-node=true")
     stage.kubectl("wait", "hypervisor", first, "--for=jsonpath={.status.conditions[?(@.type==\"Labelled\")].reason}=SkippedByAnnotation", "--timeout=60s")
@@ -133,7 +133,7 @@ def _opt_out(stage: Stage, first: str, second: str) -> None:
         stage.kubectl("label", "node", node, f"{forged}=true")
     stage.until(f"{second} to lose the label", lambda: forged not in stage.labels(second), "a forged label was removed")
     if forged in stage.labels(first):
-        stage.note(f"{first} opted out, and kept it")
+        stage.note(f"{first} opted out, and kept the forged label")
     stage.kubectl("annotate", "node", first, "node-labeller.kubevirt.io/skip-node-")
     stage.until(f"{first} to lose the label", lambda: forged not in stage.labels(first), "labelling resumed at once")
 

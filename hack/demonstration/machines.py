@@ -1,6 +1,6 @@
 """Second part of the demonstration: virtual machines run in pods, report their state, and are restarted.
 
-They keep running for the following parts, because booting an emulated guest takes longer than all other steps.
+The machines keep running for the following parts, because booting an emulated guest takes longer than all other steps.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def show(stage: Stage) -> None:
         "Live migration",
         """A guest that prints twenty numbers a second is migrated to the other node while it runs. Its memory and its disks
         are transferred through a tunnel with keys for this migration only, limited to 10 MiB a second so that the progress is
-        visible. The guest continues counting there: no number is missing, and none is printed twice.""",
+        visible. The guest continues counting on the other node: no number is missing, and none is printed twice.""",
     )
     stage.kubectl("apply", "-f", "-", input=CONFIGURATION)
     try:
@@ -82,7 +82,7 @@ def _watched(stage: Stage) -> tuple[dict[str, Any], float]:
         if migration.get("status", {}).get("phase") in FINAL:
             return migration, time.monotonic() - begun
         if time.monotonic() - begun > PATIENCE:
-            raise Failure(f"timeout after {PATIENCE} s: {GUEST} has not moved: {text}")
+            raise Failure(f"timeout after {PATIENCE} s: {GUEST} has not migrated: {text}")
         time.sleep(POLL)
 
 
@@ -95,7 +95,7 @@ def progress(migration: dict[str, Any]) -> str:
     if summary := status.get("source", {}).get("progress", {}).get("summary"):
         parts.append(summary)
     if status.get("phase") == "Failed":
-        parts.append(status.get("reason", "for no known reason"))
+        parts.append(status.get("reason", "reason unknown"))
     return ", ".join(parts)
 
 
@@ -103,10 +103,10 @@ def _judge(stage: Stage, migration: dict[str, Any], lasted: float) -> None:
     """Check in the guest's output that no number is missing, and print the downtime."""
     status = migration["status"]
     if status["phase"] != "Succeeded":
-        raise Failure(f"{GUEST} has not moved: {status.get('reason')}", str(status.get("conditions")))
+        raise Failure(f"the migration of {GUEST} failed: {status.get('reason')}", str(status.get("conditions")))
     source, target = (status[side]["pod"] for side in ("source", "target"))
     stage.until(
-        "the guest to continue counting there",
+        f"{GUEST} to continue counting on {status['target']['node']}",
         lambda: bool(ticks([], stage.log(target))),
         f"a running guest was migrated to {status['target']['node']}",
     )

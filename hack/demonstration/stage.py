@@ -27,7 +27,7 @@ from .preparation import PROFILE
 PATIENCE = 90
 # Polling interval in seconds. Each poll runs kubectl, which takes processor time from booting guests.
 POLL = 0.25
-# A guest prints this when it has booted. Before that, it does not react to its power button.
+# A guest prints this text when it has booted. Before that, the guest does not react to its power button.
 BOOTED = "drydock-guest ready"
 # All objects that the scenes create, to delete them in a cluster that was kept after an earlier demonstration.
 LEFT = ("vm/lasting", "vm/traveller", "vmi/once", "vmi/picky", "svc/lasting", "deployment/guarded", "pdb/guarded", "pvc/demo", "pv/demo")

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         return interruption.EXIT_CODE
 
 
@@ -35,7 +35,7 @@ def _up(arguments: argparse.Namespace, progress: Progress) -> None:
     progress.note(f"cluster {made.name} is ready")
     print(f"export KUBECONFIG={made.kubeconfig}")
     print(f"# kubectl: {made.description['kubectl']}")
-    print(f"# registry: {made.registry} (stands for every registry in the cluster)")
+    print(f"# registry: {made.registry} (nodes pull all images from this registry)")
 
 
 def _down(arguments: argparse.Namespace, progress: Progress) -> None:
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     kubectl.set_defaults(verb=_kubectl)
 
     for verb, function, text in (
-        ("stop", _stop, "stop a part, such as kube-apiserver, kubelet.node1, or all of node1"),
+        ("stop", _stop, "stop a part, such as kube-apiserver or kubelet.node1, or a whole node, such as node1"),
         ("start", _start, "start a stopped part"),
         ("restart", _restart, "stop a part and start it again"),
         ("pid", _pid, "print the pid of a part"),

@@ -37,9 +37,9 @@ class Bringup:
         self.nodes = [Node(layout, node, programs) for node in layout.nodes]
         # Whether the API server was down, so that its clients may be backing off.
         self.api_was_down = False
-        # When this run started each part. Status reports from before that time describe an earlier process.
+        # Start time of each part that this run started. Status reports from before that time describe an earlier process.
         self.started: dict[str, float] = {}
-        # Where the log of each containerd that this run started begins, in bytes.
+        # Offset in bytes at which the log of each containerd that this run started begins.
         self.log_starts: dict[str, int] = {}
 
     def run(self) -> None:
@@ -58,7 +58,7 @@ class Bringup:
         self.push_sandbox_image()
         for node in self.nodes:
             if self.api_was_down:
-                # Their retries may be up to a minute apart by now. Restarting them does not affect pods.
+                # The retries of both may be up to a minute apart by now. Restarting both does not affect pods.
                 node.kubelet.stop()
                 node.kube_proxy.stop()
             self.start_kubelet(node)
@@ -85,11 +85,11 @@ class Bringup:
         with self.progress.step("control plane"):
             self._ensure(control.etcd)
             url = f"{control.etcd_url}/health"
-            waiting.until(lambda: health.responses(url), "etcd is healthy", 60, [control.etcd])
+            waiting.until(lambda: health.responses(url), "etcd to be healthy", 60, [control.etcd])
             self._ensure(control.apiserver)
             needed = [control.etcd, control.apiserver]
             waiting.until(
-                lambda: self._api("/readyz") is not None, "the API server is ready", 90, needed
+                lambda: self._api("/readyz") is not None, "the API server to be ready", 90, needed
             )
             clients = control.clients()
             for process in clients:
@@ -98,7 +98,7 @@ class Bringup:
             account = "/api/v1/namespaces/default/serviceaccounts/default"
             waiting.until(
                 lambda: self._api(account) is not None,
-                "the default service account exists",
+                "the creation of the default service account",
                 60,
                 [*needed, *clients],
             )
@@ -106,8 +106,7 @@ class Bringup:
     def end_clients(self) -> None:
         """Stop the API server's clients, which otherwise back off for up to two minutes while there is no API server.
 
-        This has the same effect as leader election, with which they exit when they cannot renew their Lease and are
-        then restarted.
+        Leader election would have the same effect: a client that cannot renew its Lease exits and is then restarted.
         """
         for process in self.control.clients():
             process.stop()
@@ -117,7 +116,7 @@ class Bringup:
         registry = self.control.registry
         self._ensure(registry)
         base = f"http://{self.layout.registry}/v2/"
-        waiting.until(lambda: health.responses(base), "the registry responds", 30, [registry])
+        waiting.until(lambda: health.responses(base), "the registry to respond", 30, [registry])
         _, _, path = SANDBOX_IMAGE.partition("/")
         repository, _, tag = path.partition(":")
         content = Path(self.programs["pause"]).read_bytes()
@@ -136,7 +135,7 @@ class Bringup:
             cgroups.remove(node.node.cgroup)
             cgroups.ensure(node.node.cgroup)
         self._ensure(machine)
-        waiting.until(node.is_furnished, f"{node.name} is set up", 30, [machine])
+        waiting.until(node.is_furnished, f"{node.name} to be set up", 30, [machine])
 
     def start_containerd(self, node: Node) -> None:
         log = node.containerd.log
@@ -150,7 +149,7 @@ class Bringup:
         containerd = node.containerd
         waiting.until(
             lambda: _listens(node) and has_booted(containerd.log, self.log_starts.get(containerd.part)),
-            f"containerd of {node.name} is ready",
+            f"containerd of {node.name} to be ready",
             60,
             [containerd],
         )
@@ -163,7 +162,7 @@ class Bringup:
         with self.progress.step(f"nodes {', '.join(node.name for node in nodes)} Ready"):
             waiting.until(
                 lambda: all(self._is_ready(node) for node in nodes),
-                "all nodes are Ready",
+                "all nodes to be Ready",
                 180,
                 [*processes, self.control.apiserver],
             )
@@ -171,7 +170,7 @@ class Bringup:
                 url = f"http://{node.node.address}:10256/healthz"
                 waiting.until(
                     lambda: health.responses(url),
-                    f"kube-proxy of {node.name} is healthy",
+                    f"kube-proxy of {node.name} to be healthy",
                     60,
                     [node.kube_proxy],
                 )
@@ -193,7 +192,7 @@ class Bringup:
         return ready and self._knows_its_pods(node)
 
     def _knows_its_pods(self, node: Node) -> bool:
-        """Return whether the kubelet knows all pods of its node. Until then, it responds as if they did not exist."""
+        """Return whether the kubelet lists all pods of its node. Until then, it responds as if the others did not exist."""
         wanted = self._api(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node.name}")
         ca, admin = self.certificates.ca.certificate, self.certificates.path("admin")
         known = health.get(f"https://{node.node.address}:10250/pods", ca, admin)
@@ -216,7 +215,7 @@ class Bringup:
 def up(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
     """Create a cluster, or repair an existing one."""
     if os.geteuid() != 0:
-        raise Failure("a cluster needs root: namespaces, mounts, cgroups and firewall rules")
+        raise Failure("creating a cluster requires root privileges for namespaces, mounts, cgroups and firewall rules")
     prerequisites.ensure(["cluster"], progress)
     programs = build.ensure(progress)
     with locks.held(name, progress):
@@ -270,7 +269,8 @@ def _pod_uids(response: bytes) -> set[str]:
 def has_booted(log: Path, since: int | None) -> bool:
     """Return whether containerd has logged after this offset in bytes that all of its services are ready.
 
-    It accepts connections before. Without an offset, an earlier run has started it, and it counts as ready.
+    containerd accepts connections before that. Without an offset, an earlier run has started containerd, which therefore
+    counts as ready.
     """
     if since is None:
         return True

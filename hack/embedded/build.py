@@ -83,7 +83,7 @@ def kubernetes_module() -> str:
     if not version:
         return "kubernetes"
     if version not in kubernetes_versions():
-        raise Failure(f"{VERSION} is {version!r}; allowed are {', '.join(kubernetes_versions())}")
+        raise Failure(f"{VERSION} is {version!r}; allowed: {', '.join(kubernetes_versions())}")
     return f"kubernetes-{version}"
 
 
@@ -119,14 +119,14 @@ VIRTCTL = Module(
     stamped=("kubevirt.io/client-go/version",),
 )
 
-# For tests of its evictions. Its module replaces dependencies with the versions of Kubernetes, so that most packages are
-# compiled only once.
+# The descheduler, for tests of its evictions. The module replaces dependencies with the versions that Kubernetes uses, so
+# that most packages are compiled only once.
 DESCHEDULER = Module("descheduler", ("descheduler",), pinned="sigs.k8s.io/descheduler")
 
-# For tests of the commands in the documentation. The version is that in Kubernetes' kubectl.
+# kustomize, for tests of the commands in the documentation. The version is that of the kustomize in Kubernetes' kubectl.
 KUSTOMIZE = Module("kustomize", ("kustomize",), pinned="sigs.k8s.io/kustomize/kustomize/v5")
 
-# Garbage collection of the compilers takes a quarter of a build. All but a few compilers end before they need this much.
+# Garbage collection of the compilers takes a quarter of a build. All but a few compilers end before they use this much memory.
 COMPILER_MEMORY = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
 
 # Go names a program after the last folder of its package.
@@ -228,8 +228,8 @@ def _build(module: Module, folder: Path) -> None:
             [
                 "go",
                 "build",
-                # Not -trimpath: with it, Go caches a package under the version that go.mod requires, not under that of
-                # its replacement, and the descheduler could not reuse packages that were compiled for Kubernetes.
+                # No -trimpath: with it, Go would cache a package under the version that go.mod requires instead of the
+                # version of its replacement. The descheduler could not reuse packages that were compiled for Kubernetes.
                 "-buildvcs=false",
                 f"-tags={','.join(module.tags)}",
                 # Generate no debug information, because the linker would drop it.
@@ -294,7 +294,7 @@ def main() -> int:
     arguments = parser.parse_args()
     unknown = [name for name in arguments.what if name not in builders]
     if unknown:
-        parser.error(f"what is {', '.join(unknown)}; allowed are {', '.join(builders)}")
+        parser.error(f"unknown program {', '.join(unknown)}; allowed: {', '.join(builders)}")
     progress = Progress(arguments.verbose)
     try:
         for name in arguments.what:

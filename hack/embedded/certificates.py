@@ -34,7 +34,7 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """The certificate without the key, for those that must trust the authority."""
+        """The certificate without the key, for programs that must trust the authority."""
         return self.folder / f"{self.name}.crt"
 
     def ensure(self) -> None:

@@ -68,9 +68,9 @@ def remove(group: str, mount: Path = MOUNT, patience: float = 20.0) -> None:
             busy = _remove_once(top)
             if busy is not None:
                 if time.monotonic() > deadline:
-                    raise Failure(f"cgroup {busy} stays busy")
+                    raise Failure(f"cgroup {busy} could not be removed: it is still in use")
                 time.sleep(0.05)
-        # All clusters share the parent folder. It is removed with the last one.
+        # All clusters share the parent folder, which is removed with the last cluster.
         if top.parent != root:
             try:
                 top.parent.rmdir()
@@ -102,5 +102,5 @@ def _pass_controllers_down(path: Path) -> None:
             try:
                 control.write_text(f"+{controller}")
             except OSError:
-                # Some controllers cannot be enabled for children. The kubelet reports those that it needs.
+                # Some controllers cannot be enabled for children. The kubelet reports if a controller that it needs is missing.
                 continue

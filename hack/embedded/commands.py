@@ -33,7 +33,7 @@ def run(
         raise Failure(f"timed out after {timeout} s: {shlex.join(argv)}") from error
     if done.returncode != 0:
         printed = last_lines(done.stderr or done.stdout)
-        raise Failure(f"failed with {done.returncode}: {shlex.join(argv)}", printed)
+        raise Failure(f"failed with exit code {done.returncode}: {shlex.join(argv)}", printed)
     return done.stdout
 
 

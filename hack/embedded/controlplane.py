@@ -156,7 +156,7 @@ class ControlPlane:
             "audit-log-path": self.layout.audit_log,
             "audit-log-format": "json",
             "audit-log-mode": "blocking",
-            # Large enough that the log is not rotated while the cluster exists: its readers need all of it.
+            # Large enough that the log is not rotated while the cluster exists: the readers of the log need all of it.
             "audit-log-maxsize": 4096,
             "audit-log-maxbackup": 1,
             "profiling": "false",

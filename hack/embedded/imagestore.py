@@ -12,7 +12,7 @@ from .commands import run
 from .errors import Failure
 from .progress import Progress
 
-# Size in bytes from which untagged images are removed. All images of one version take less than a tenth of it.
+# Size in bytes from which untagged images are removed. All images of one version take less than a tenth of this size.
 LIMIT = 10 << 30
 
 # The name of the process that reads and writes the store.
@@ -22,7 +22,7 @@ PART = "registry"
 def sweep(store: Path, progress: Progress, limit: int = LIMIT) -> None:
     """Remove images whose tag has moved to another image, if the store's size has reached the limit.
 
-    No registry may run meanwhile. The caller ensures that none of its clusters starts. If a registry of a cluster in
+    No registry may run meanwhile. The caller ensures that no cluster of its state folder starts. If a registry of a cluster in
     another state folder runs, nothing is removed. Removed images are pushed again when they are needed.
     """
     if not store.is_dir() or shutil.which("docker-registry") is None or _size(store) < limit or _in_use():
@@ -37,7 +37,7 @@ def sweep(store: Path, progress: Progress, limit: int = LIMIT) -> None:
                 run("docker-registry", "garbage-collect", "--delete-untagged", str(configuration), timeout=600)
         except Failure as failure:
             # The removal of the cluster has succeeded nevertheless.
-            progress.note(f"{store} keeps its images: {failure}")
+            progress.note(f"untagged images could not be removed from {store}: {failure}")
 
 
 def _size(store: Path) -> int:

@@ -1,4 +1,4 @@
-"""Makes SIGTERM and SIGHUP end a command in the same way as SIGINT, so that it removes what it has created."""
+"""Makes SIGTERM and SIGHUP end a command like SIGINT does, so that the command removes everything that it has created."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def heed_termination() -> None:
 
 
 def _hang_up(number: int, frame: FrameType | None) -> None:
-    # The kernel and the shell both send SIGHUP. The second one must not interrupt the clean-up.
+    # The kernel and the shell both send SIGHUP. The second signal must not interrupt the clean-up.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise KeyboardInterrupt

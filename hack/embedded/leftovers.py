@@ -1,4 +1,4 @@
-"""Takes inventories of what a cluster could leave behind on a machine, to compare before and after."""
+"""Takes inventories of the resources that a cluster could leave behind on a machine, for comparison."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress
     """Run the test and return the number of failures. The clusters must not exist before, and are removed afterwards."""
     for one in names(name):
         if one in registered.names():
-            raise Failure(f"cluster {one} exists: choose a --name that is free, or hack/down it first")
+            raise Failure(f"cluster {one} exists: choose another --name, or delete the cluster with hack/down first")
     before = leftovers.take()
     failed = 0
     try:
@@ -122,7 +122,7 @@ def _beside(
 
 
 def _compare(before: leftovers.Inventory, progress: Progress) -> int:
-    """Report what the machine has that it did not have before, and return the number of such leftovers."""
+    """Report the machine's resources that are missing from `before`, and return their number."""
     added = leftovers.take().added_since(before)
     for line in added:
         progress.note(f"FAILED  left behind: {line}")

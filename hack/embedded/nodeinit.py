@@ -1,6 +1,6 @@
 """Turns new namespaces into a node; runs as the node's first process.
 
-It starts in new mount, PID, IPC and UTS namespaces and in the node's network
+The process starts in new mount, PID, IPC and UTS namespaces and in the node's network
 namespace. It mounts the node's own folders at the standard paths, so that hostPath
 volumes of unmodified manifests refer to this node and not to the host. Then it
 executes `pause`, which keeps the namespaces alive and reaps orphaned processes.
@@ -79,7 +79,7 @@ def _furnish_etc(spec: NodeSpec) -> None:
     _mount("-t", "overlay", "-o", f"lowerdir=/etc,upperdir={upper},workdir={work}", "etc", "/etc")
     Path("/etc/hostname").write_text(spec.name + "\n")
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {spec.name}\n")
-    # On many hosts this is a link into /run, which will be covered.
+    # On many hosts, this file is a link into /run, which the node's own /run will cover.
     Path("/etc/resolv.conf").unlink(missing_ok=True)
     Path("/etc/resolv.conf").write_text(resolver)
     Path("/etc/machine-id").write_text(_machine_id(spec) + "\n")

@@ -87,11 +87,11 @@ def missing(groups: Iterable[str]) -> list[str]:
 
 
 def _absent(wanted: Sequence[str]) -> list[str]:
-    """Return those of these packages that are not installed."""
+    """Return the wanted packages that are not installed."""
     if not wanted:
         return []
     if shutil.which("dpkg-query") is None:
-        raise Failure("this needs Debian or a derivative: dpkg-query is missing")
+        raise Failure("Debian or a derivative is required: dpkg-query is not installed")
     response = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
         stdout=subprocess.PIPE,
@@ -115,9 +115,9 @@ def ensure(
     if not packages:
         return
     if os.geteuid() != 0:
-        raise Failure(f"not root, and these packages are missing: {' '.join(packages)}")
+        raise Failure(f"installing the missing packages requires root privileges: {' '.join(packages)}")
     with _alone(progress):
-        # Another command may have installed them meanwhile.
+        # Another command may have installed the packages meanwhile.
         packages = missing(groups)
         if packages:
             _install(packages, progress)
@@ -169,8 +169,8 @@ def _run_to_end(
 ) -> tuple[int, str]:
     """Run a command that must not be interrupted, and return its exit code and output.
 
-    The command runs in its own session, which signals to this one do not reach. If this process is interrupted, it
-    still waits until the command ends.
+    The command runs in its own session, so signals to the session of this process do not reach it. If this process is
+    interrupted, it still waits until the command ends.
     """
     fixed = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
@@ -188,7 +188,7 @@ def _run_to_end(
         try:
             code = process.wait()
         except BaseException:
-            progress.note(f"interrupted; waiting for {argv[0]}, which must run to its end")
+            progress.note(f"interrupted; waiting for {argv[0]}, which must not be interrupted")
             process.wait()
             raise
         output.seek(0)

@@ -35,7 +35,7 @@ _ANNOUNCE = 'printf "%s\\n" "$$" > "$0.new" && mv "$0.new" "$0" && exec "$@"'
 
 
 def read_environment(pid: int) -> dict[str, str]:
-    """Return the environment with which a process was started; empty if it is gone or a zombie."""
+    """Return the environment with which a process was started; empty if the process has ended or is a zombie."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -237,7 +237,7 @@ class Process:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the program and the arguments of a process; empty if it is gone."""
+    """Return the program and the arguments of a process; empty if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
     except OSError:

@@ -14,7 +14,7 @@ _NOBODY_READS = (errno.EIO, errno.EPIPE)
 
 
 def show(text: str) -> None:
-    """Print a line on standard error. Drop it if the terminal is gone, so that the work or its clean-up continues."""
+    """Print a line on standard error. Drop it if the terminal is closed, so that the work or its clean-up continues."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError as error:

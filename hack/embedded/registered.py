@@ -33,7 +33,7 @@ def find(name: str) -> Layout:
     found = settings(check_name(name))
     if found is None:
         known = ", ".join(names()) or "none"
-        raise Failure(f"there is no cluster {name!r} (clusters here: {known}); hack/up creates one")
+        raise Failure(f"there is no cluster {name!r} (existing clusters: {known}); hack/up creates one")
     return Layout(name, found)
 
 
@@ -50,7 +50,9 @@ def reserve(name: str, nodes: int | None, kvm: bool | None, progress: Progress) 
             new = Settings(index=index, nodes=2 if nodes is None else nodes, kvm=bool(kvm))
         else:
             if nodes is not None and nodes < old.nodes:
-                raise Failure(f"cluster {name} has {old.nodes} nodes: hack/down it to have fewer")
+                raise Failure(
+                    f"cluster {name} has {old.nodes} nodes; to reduce the number, delete the cluster with hack/down first"
+                )
             new = replace(
                 old,
                 nodes=old.nodes if nodes is None else nodes,

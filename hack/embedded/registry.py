@@ -105,7 +105,7 @@ def _upload(base: str, blob: bytes) -> None:
 def _must(method: str, url: str, body: bytes, kind: str = "") -> Mapping[str, str]:
     headers = _request(method, url, body, kind)
     if headers is None:
-        raise Failure(f"the registry does not know {url}")
+        raise Failure(f"{method} {url}: 404 Not Found")
     return headers
 
 

@@ -176,7 +176,7 @@ def pod_to_pod(bench: Bench) -> None:
         deadline = time.monotonic() + 20
         # Each request may reach any node. All must be reached, including the pod's own node.
         while found != set(bench.nodes):
-            assert time.monotonic() < deadline, f"{service} only led to {found}"
+            assert time.monotonic() < deadline, f"{service} routed requests only to {found}"
             found.add(bench.fetch_from(bench.web(number), service, 80).split()[-1])
 
 

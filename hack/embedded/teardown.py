@@ -38,7 +38,7 @@ def down(name: str, progress: Progress) -> None:
 
 
 def _leave_if_last(progress: Progress) -> None:
-    """Remove what all clusters share if no cluster is left."""
+    """Remove the resources that all clusters share if no cluster is left."""
     if not state_root().exists():
         return
     with locks.held("", progress):

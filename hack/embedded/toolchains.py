@@ -36,8 +36,8 @@ def known() -> dict[str, Toolchain]:
             "rustup installs the version of rust-toolchain.toml",
         ),
         # Older versions do not download the Go version that a go.mod requires.
-        "go": Toolchain("the Go toolchain (go)", ("go", "env", "GOVERSION"), "1.21", "go.dev/dl has newer ones"),
-        "python3": Toolchain("Python 3 (python3)", ("python3", "--version"), "3.11", "python.org has newer ones"),
+        "go": Toolchain("the Go toolchain (go)", ("go", "env", "GOVERSION"), "1.21", "go.dev/dl has newer versions"),
+        "python3": Toolchain("Python 3 (python3)", ("python3", "--version"), "3.11", "python.org has newer versions"),
     }
 
 
@@ -62,7 +62,7 @@ def _version(toolchain: Toolchain) -> str | None:
     argv = toolchain.argv
     done = subprocess.run(argv, cwd=_REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        raise Failure(f"{' '.join(argv)} failed with {done.returncode}; see above")
+        raise Failure(f"{' '.join(argv)} failed with exit code {done.returncode}; see above")
     found = re.search(r"\d+\.\d+(\.\d+)?", done.stdout)
     return found[0] if found else None
 

@@ -28,5 +28,5 @@ def until(
             printed = "\n".join(
                 f"--- {process.part} ({process.log})\n{process.last_lines(8)}" for process in needed
             )
-            raise Failure(f"{what}: not within {patience:.0f} s", printed)
+            raise Failure(f"timeout after waiting {patience:.0f} s for {what}", printed)
         time.sleep(_PERIOD)

@@ -14,9 +14,9 @@ from oci.progress import Failure
 FOLDER = "package/kubevirt/models/"
 # This type has metadata and the fields of VirtualMachineInstance.
 TEMPLATE = "V1VirtualMachineInstanceTemplateSpec"
-# `name?: Type;` in an interface.
+# Matches `name?: Type;` in an interface.
 DECLARED = re.compile(r"^  (\w+)\??: (.+);$", re.MULTILINE)
-# `name: ... json['nameInTheApi'] ...` in the function that reads the type.
+# Matches `name: ... json['nameInTheApi'] ...` in the function that reads the type.
 READ = re.compile(r"^    (\w+):[^;]*?json\['([^']+)'\]", re.MULTILINE)
 
 

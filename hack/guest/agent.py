@@ -1,6 +1,6 @@
 """Packs Debian's QEMU guest agent, with the libraries it needs, for guests that are configured to run it.
 
-The guest has no C library of its own. So all files go into one folder, together with the loader that finds them there.
+The guest has no C library. All files are therefore packed into one folder, together with a loader that finds the libraries in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def closure(unpacked: Path) -> dict[str, Path]:
     while wanted:
         name = wanted.pop()
         if name not in there:
-            raise Failure(f"none of the packages {', '.join(PACKAGES)} has {name}")
+            raise Failure(f"none of the packages {', '.join(PACKAGES)} contains {name}")
         found[name] = there[name].resolve()
         wanted |= needed(found[name]) - found.keys()
     return found

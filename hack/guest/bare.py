@@ -1,4 +1,4 @@
-"""Builds the disk of the guest without an operating system. It has one program, which the BIOS starts."""
+"""Builds the disk of the guest without an operating system. The disk has one program, which the BIOS starts."""
 
 from __future__ import annotations
 

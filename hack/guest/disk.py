@@ -28,10 +28,10 @@ SECTOR = 512
 PARTITION_START = 2048 * SECTOR
 BOOT_RECORD = Path("/usr/lib/syslinux/mbr/mbr.bin")
 FAT16_LBA = 0x0E
-# quiet: each line on the console costs time on an emulated machine. The options after it also save time; the guest
-# has nothing to protect. They skip tests of randomness, certificates, ciphers and derived keys, which take a quarter
+# quiet: each line on the console costs time on an emulated machine. The following options also save time; the guest
+# has nothing to protect. These options skip tests of randomness, certificates, ciphers and derived keys, which take a quarter
 # of a boot.
-# no5lvl, pcie_ports: skip a fifth level of page tables, and services of ports that nothing uses. Together they take a tenth.
+# no5lvl, pcie_ports: skip a fifth level of page tables, and services of unused ports. Together, these take a tenth.
 # rodata, lsm, trace_eval_init: skip protection of the kernel's own memory, and names of values in unused traces.
 # no_timer_check: if an emulated machine waits for a CPU, its first ticks come too late. Linux then assumes that the
 # timer is broken, and panics. Under KVM, Linux skips this check, too.

@@ -80,7 +80,7 @@ class Machine:
                 data = self.console.recv(65536)
                 if not data:
                     raise AssertionError(
-                        f"the machine ended before {pattern!r}; its console:\n{self._tail()}"
+                        f"the machine ended before {pattern!r} appeared; the console ends with:\n{self._tail()}"
                     )
                 self.text += data.decode(errors="replace").replace("\r", "")
 

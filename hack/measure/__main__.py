@@ -151,7 +151,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--drained", type=at_least_one, default=size.drained, help=f"number of nodes that `scale` drains (default {size.drained})"
     )
-    parser.add_argument("--seed", type=int, help="seed of the random clusters of `plans` (default: a random one)")
+    parser.add_argument("--seed", type=int, help="seed of the random clusters of `plans` (default: a random seed)")
     parser.add_argument("--keep", action="store_true", help="do not delete the cluster at the end")
     parser.add_argument(
         "--against", metavar="COMMIT",

@@ -81,7 +81,7 @@ def _requests(made: Cluster, node: str, since: datetime, until: datetime, progre
         else:
             other[f"{request.verb} {request.resource}"] += 1
     for what, count in other.items():
-        progress.note(f"unexpected: {count} × {what}")
+        progress.note(f"unexpected requests: {count} × {what}")
     yield Measurement("agent.idle.lease-renewals", lease, "requests", WINDOW / LEASE_EVERY, 1.05, relative=True)
     yield Measurement(
         "agent.idle.watch-renewals", watch, "requests", None, WATCHES * (WINDOW // WATCH_RENEWED_EVERY + 1)

@@ -156,7 +156,7 @@ class Watch:
                     raise Failure(f"a watch ended: {self._lost}", self._path)
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise Failure(f"no such event within {patience} s")
+                    raise Failure(f"the expected event was not received within {patience} s")
                 self._changed.wait(left)
 
     def mark(self) -> int:

@@ -226,7 +226,7 @@ class Page:
     def first(self) -> None:
         """Read the first update, which must contain the whole page."""
         if not self._update().get("parts"):
-            raise Failure("the console did not begin with the whole page")
+            raise Failure("the first update of the console does not contain the whole page")
 
     def _update(self) -> dict[str, Any]:
         line = self._lines.readline()

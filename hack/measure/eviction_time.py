@@ -1,8 +1,8 @@
 """Response time of the webhook to repeated evictions of one pod, and the controller's requests that they cause.
 
-The webhook is called as the API server calls it, 200 times a second, over persistent connections. The baseline are requests
-for a path without a handler, at the same rate: they take the time that is not the webhook's own work. (They have no body: the
-server would not read it and would close the connection.)
+The webhook is called as the API server calls it, 200 times a second, over persistent connections. The baseline is requests
+for a path without a handler, at the same rate: these take the time that is not the webhook's own work. (These requests have no
+body: the server would not read it and would close the connection.)
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .pods import wait_until
 PER_SECOND = 200
 CLIENTS = 4
 SECONDS = 2
-# Seconds to wait at first. The count of a repeated event is written once a minute; the writes for events of earlier drains must
-# not count as requests of this measurement.
+# Seconds to wait before the measurement. The count of a repeated event is written once a minute; the writes for events of
+# earlier drains must not count as requests of this measurement.
 SERIES = 65
 P99 = 0.005
 PORT = 8443

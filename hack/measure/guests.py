@@ -76,7 +76,7 @@ class Guest:
         """Return the guest's pod; fail unless there is exactly one."""
         found = self.api.get(f"{PODS}?labelSelector=kubevirt.io%2Fcreated-by%3D{self._uid}")["items"]
         if len(found) != 1:
-            raise Failure(f"{self.name} has {len(found)} pods")
+            raise Failure(f"expected one pod of {self.name}, found {len(found)}")
         return found[0]
 
     def line(self, words: str = "") -> datetime:
@@ -97,13 +97,13 @@ class Guest:
                 if found and words in found[1] and any(letter.isalnum() for letter in found[1]):
                     return found[0]
         except TimeoutError as error:
-            raise Failure(f"{self.name} has not printed {words!r}, and nothing at all for {OUTPUT_TIMEOUT} s") from error
+            raise Failure(f"{self.name} has not printed {words!r}, and no other output for {OUTPUT_TIMEOUT} s") from error
         finally:
             connection.close()
         raise Failure(f"{self.name} ended without having printed {words!r}")
 
     def delete(self) -> None:
-        """Delete it and wait until it and its pod are gone."""
+        """Delete the instance, and wait until the instance and its pod are deleted."""
         with self.api.watching(f"{PODS}?labelSelector=kubevirt.io%2Fcreated-by%3D{self._uid}") as pods:
             mark = self._watch.mark()
             there = self.api.get(f"{PODS}?labelSelector=kubevirt.io%2Fcreated-by%3D{self._uid}")["items"]

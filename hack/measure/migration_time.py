@@ -100,7 +100,7 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             virsh, encrypted = moves[False], moves[True].job
             job = virsh.job
             if min(moved.job.processed, job.processed, encrypted.processed) < kind.filled:
-                raise Failure(f"a guest with {kind.filled} MiB in memory moved as {moved.job}, by virsh as {job} and {encrypted}")
+                raise Failure(f"a job transferred less than the {kind.filled} MiB in memory: {moved.job}, virsh: {job}, with TLS: {encrypted}")
             series.by_hand.append(job.elapsed)
             series.by_hand_encrypted.append(encrypted.elapsed)
             series.by_hand_outside.append(virsh.ended - virsh.began - job.elapsed)
@@ -130,7 +130,7 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Measure
         return Measurement(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
 
     progress.note(f"requests of the last migration: {split(series.requested[-1])}")
-    progress.note(f"median seconds from its creation: {milestones([moved.stages for moved in series.moved])}")
+    progress.note(f"median seconds from the creation of a migration: {milestones([moved.stages for moved in series.moved])}")
     yield figure("created-to-Succeeded", [moved.total for moved in series.moved], "s", None, None)
     yield figure("target-pod-start", [moved.pod for moved in series.moved], "s", None, None)
     outside = [moved.outside for moved in series.moved]

@@ -1,4 +1,4 @@
-"""Growth of an agent's memory with virtual machines on other nodes: expected to be none, whatever their number.
+"""Growth of an agent's memory with virtual machines on other nodes: expected to be zero, whatever their number.
 
 The objects belong to a node that does not exist. The controller would create pods for them, so it is scaled to zero. Its
 webhooks, without which no instance can be created, then do not respond, so they are configured to exclude the namespace.

@@ -110,7 +110,7 @@ def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None
         yield Measurement(f"plans.{fate}", fates[fate], "guests", None, None)
     yield Measurement("plans.other-fate-than-planned", len(wrong), "guests", None, 0)
     if not ends:
-        raise Failure("no plan had an end")
+        raise Failure("no plan predicted an end")
     yield Measurement("plans.ends", len(ends), "plans", None, None)
     yield Measurement("plans.end-differs.median", 100 * median([abs(end) for end in ends]), "%", None, 100 * WITHIN)
     yield Measurement("plans.end-differs.most", 100 * max(abs(end) for end in ends), "%", None, None)

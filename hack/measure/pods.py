@@ -33,7 +33,7 @@ def pod_of(made: Cluster, application: str, node: str) -> str:
         if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
     ]
     if len(names) != 1:
-        raise Failure(f"{len(names)} pods of {application} on {node}")
+        raise Failure(f"expected one running pod of {application} on {node}, found {len(names)}")
     return names[0]
 
 
@@ -54,7 +54,7 @@ def the_process(made: Cluster, node: str, command: str, task: str) -> int:
     """Return the pid of the process with this command name and first argument; fail unless there is exactly one."""
     found = processes(made, node, command, task)
     if len(found) != 1:
-        raise Failure(f"{len(found)} processes of {command} {task} on {node}")
+        raise Failure(f"expected one process {command} {task} on {node}, found {len(found)}")
     return found[0]
 
 

@@ -4,8 +4,8 @@
     FROM/migration/memory.sock  ──▶ TO/migration/memory.sock
     FROM/migration/disks.sock   ──▶ TO/migration/disks.sock
 
-It forwards the connections of the sockets that are named as arguments. It prints `listening` when it is ready, and exits at the
-end of its standard input. Both pods are on this machine: there is no encryption and no network between them.
+The relay forwards the connections of the sockets that are named as arguments. It prints `listening` when it is ready, and exits
+at the end of its standard input. Both pods are on this machine: there is no encryption and no network between them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     this process ─TLS─▶ API server ─TLS─▶ controller ─TLS─▶ agent ─unix─▶ console or display
     this process ─pipe─▶ socat ─unix──────────────────────────────────▶ console or display
 
-The two alternate. The guest is emulated, so its echo is slow; the figure is the difference.
+Measurements of both paths alternate. The guest is emulated, so its echo is slow; the figure is the difference.
 """
 
 from __future__ import annotations
@@ -214,11 +214,11 @@ def _update(display: Carrier, width: int, height: int) -> None:
     while left > 0:
         kind, _, count = struct.unpack(">BBH", display.exactly(4))
         if kind != 0:
-            raise Failure(f"message {kind} instead of an update")
+            raise Failure(f"received message {kind} instead of a display update")
         for _ in range(count):
             _, _, wide, high, encoding = struct.unpack(">HHHHi", display.exactly(12))
             if encoding != 0:
-                raise Failure(f"encoding {encoding} was not requested")
+                raise Failure(f"received encoding {encoding}, which was not requested")
             display.exactly(wide * high * PIXEL)
             left -= wide * high
 

@@ -55,7 +55,7 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
     """Measure the tunnel, socat with TLS and socat without it, alternately."""
     program = target_folder(REPOSITORY) / "release" / "drydock-agent"
     if not program.exists():
-        raise Failure(f"there is no {program}; hack/images builds it")
+        raise Failure(f"{program} does not exist; hack/images builds it")
     carriers: dict[str, Carriers] = {
         "tunnel": lambda folder: _tunnel(program, folder),
         "socat TLS": _socat_tls,

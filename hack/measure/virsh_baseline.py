@@ -107,7 +107,7 @@ class ByHand:
         until = time.monotonic() + PATIENCE
         while not any(words in line for line in log_of(self._api, self._pods[-1]["metadata"]["name"])):
             if time.monotonic() > until:
-                raise Failure(f"the guest started by hand has not printed {words!r}")
+                raise Failure(f"the guest started by virsh has not printed {words!r}")
             time.sleep(1)
 
     def rest(self) -> None:
@@ -174,7 +174,7 @@ class ByHand:
         until = time.monotonic() + PATIENCE
         while not any(line.endswith("launcher: ready for the guest") for line in log_of(self._api, name)):
             if time.monotonic() > until:
-                raise Failure(f"the launcher of {name} does not get ready")
+                raise Failure(f"the launcher of {name} did not become ready")
             time.sleep(0.2)
         self._pods[-1] = self._api.get(f"{PODS}/{name}")
         return self._pods[-1]
@@ -200,7 +200,7 @@ def times(output: str, now: float) -> tuple[float, float]:
     ended_with_launcher = any("exit code 137" in line for line in lines)
     if len(numbers) == 2 or (len(numbers) == 1 and ended_with_launcher):
         return numbers[0], numbers[1] if len(numbers) == 2 else now
-    raise Failure("virsh has not migrated a guest", output)
+    raise Failure("virsh did not migrate the guest", output)
 
 
 def lone_pod(like: dict[str, Any], name: str, node: str, identity: str) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def relay(source: Path, target: Path, group: Path | None = None, encrypted: bool
         assert process.stdin is not None and process.stdout is not None
         stack.callback(process.stdin.close)
         if process.stdout.readline().strip() != "listening":
-            raise Failure("the relay between two pods does not listen")
+            raise Failure("the relay between two pods did not start to listen")
         pids = [process.pid]
         if encrypted:
             pids += stack.enter_context(_encrypted(source, target))

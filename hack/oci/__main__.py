@@ -40,7 +40,7 @@ class Images:
         self.built: dict[str, Built] = {}
 
     def by_reference(self, reference: str) -> Built | None:
-        """Return the image that a FROM instruction references; build it if necessary, or return None if no recipe does."""
+        """Return the image that a FROM instruction references; build it if necessary. Return None if no recipe builds it."""
         for entry in self.entries.values():
             if reference in entry.references and entry.recipe:
                 return self.build(entry.name)
@@ -100,9 +100,9 @@ def registry_of(cluster: str) -> str:
     try:
         return str(json.loads(state.read_text())["registry"])
     except FileNotFoundError as error:
-        raise Failure(f"there is no cluster {cluster}: {state} does not exist (hack/up makes one)") from error
+        raise Failure(f"there is no cluster {cluster}: {state} does not exist (hack/up creates one)") from error
     except (ValueError, KeyError) as error:
-        raise Failure(f"{state} names no registry") from error
+        raise Failure(f"{state} contains no address of a registry") from error
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -138,7 +138,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in known]
     if unknown:
-        parser.error(f"there is no image {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"unknown image {', '.join(unknown)}; allowed: {', '.join(known)}")
     options.names = options.names or list(known)
     return options
 
@@ -146,7 +146,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def work(options: argparse.Namespace) -> None:
     """Build, archive and push the requested images."""
     if os.geteuid():
-        raise Failure("images are put together in chroots and mounts of their own: run this as root")
+        raise Failure("building images requires root privileges for chroots and mounts")
     folder = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")) / "images"
     folder.mkdir(parents=True, exist_ok=True)
     registry = registry_of(options.cluster) if options.cluster else options.push

@@ -55,7 +55,7 @@ def build_command(names: Iterable[str], profile: str) -> list[str]:
 
 
 def build(repository: Path, names: list[str], profile: str, log: Path) -> None:
-    """Build the programs with cargo, which skips what has not changed."""
+    """Build the programs with cargo, which skips unchanged crates."""
     if not names:
         return
     try:

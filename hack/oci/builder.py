@@ -24,7 +24,7 @@ from oci.layer import Layer
 from oci.layout import Image
 from oci.progress import step
 
-# Must be increased when the meaning of the same instructions changes.
+# Version of the cache keys, which must be increased when the meaning of the same instructions changes.
 FORMAT = 1
 SHOWN = 60
 
@@ -150,7 +150,7 @@ class Builder:
             base = self.base(reference)
             if base is None:
                 raise item.refuse(
-                    f"FROM {reference}: only scratch, debian:SUITE-slim and images of deploy/images"
+                    f"FROM {reference}: allowed: scratch, debian:SUITE-slim and images of deploy/images"
                 )
             settings = json.loads(json.dumps(base.image.settings))
             image = Image(list(base.image.layers), settings, list(base.image.history))
@@ -182,16 +182,16 @@ class Builder:
         words = item.exec_form() or item.words()
         words = [item.expand(word, self.variables) for word in words]
         if len(words) < 2:
-            raise item.refuse("COPY wants at least one source and a target")
+            raise item.refuse("COPY requires at least one source and a target")
         *sources, target = words
         for source in sources:
             if source.startswith("/") or ".." in Path(source).parts or any(sign in source for sign in "*?["):
-                raise item.refuse(f"COPY {source}: sources are plain paths inside the context")
+                raise item.refuse(f"COPY {source}: a source must be a plain path inside the build context")
             if not self.locate(source).exists():
                 raise item.refuse(f"COPY {source}: there is no such file")
         chmod = item.expand(item.flags.get("chmod", ""), self.variables)
         if chmod and not all(digit in "01234567" for digit in chmod):
-            raise item.refuse(f"--chmod={chmod}: wants an octal number")
+            raise item.refuse(f"--chmod={chmod}: must be an octal number")
         description = {
             "kind": "copy",
             "context": str(self.context),

@@ -49,7 +49,7 @@ class Instruction:
                 return "$"
             name = found["plain"] or found["braced"] or ""
             if found["bad"] is not None or not NAME.match(name):
-                raise self.refuse(f"only $NAME and ${{NAME}} are understood, not {found[0]!r}")
+                raise self.refuse(f"only $NAME and ${{NAME}} are supported, not {found[0]!r}")
             if name not in variables:
                 raise self.refuse(f"variable {name} is not set by ARG or ENV")
             return variables[name]
@@ -72,7 +72,7 @@ class Instruction:
         except ValueError:
             return None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise self.refuse("the JSON form is a list of strings")
+            raise self.refuse("the JSON form must be a list of strings")
         return words
 
     def pairs(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Instruction:
         for word in self.words():
             name, equals, value = word.partition("=")
             if not equals or not name:
-                raise self.refuse(f"{self.keyword} wants NAME=value, not {word!r}")
+                raise self.refuse(f"{self.keyword} requires NAME=value, not {word!r}")
             result[name] = self.expand(value, variables)
         return result
 
@@ -98,12 +98,12 @@ def parse_text(text: str, source: str) -> list[Instruction]:
     if not froms:
         raise Refused(f"{source}:1: there is no FROM")
     if len(froms) > 1:
-        raise froms[1].refuse("a second FROM: builds in stages are not understood")
+        raise froms[1].refuse("a second FROM: multi-stage builds are not supported")
     for item in instructions:
         if item is froms[0]:
             break
         if item.keyword != "ARG":
-            raise item.refuse(f"{item.keyword} before FROM; only ARG may stand there")
+            raise item.refuse(f"{item.keyword} before FROM; only ARG is allowed there")
     return instructions
 
 
@@ -133,18 +133,18 @@ def _instruction(source: str, line: int, text: str) -> Instruction:
     keyword = keyword.upper()
     bare = Instruction(source, line, keyword, rest.strip())
     if keyword not in INSTRUCTIONS:
-        raise bare.refuse(f"{keyword} is not understood; known are {', '.join(sorted(INSTRUCTIONS))}")
+        raise bare.refuse(f"{keyword} is not supported; allowed: {', '.join(sorted(INSTRUCTIONS))}")
     if not bare.text:
         raise bare.refuse(f"{keyword} without an argument")
     if keyword == "RUN" and "<<" in bare.text:
-        raise bare.refuse("here-documents are not understood")
+        raise bare.refuse("here-documents are not supported")
     flags: dict[str, str] = {}
     rest = bare.text
     while rest.startswith("--") and keyword != "ARG":
         flag, _, rest = rest.partition(" ")
         name, equals, value = flag[2:].partition("=")
         if name not in FLAGS.get(keyword, ()) or not equals or not value:
-            raise bare.refuse(f"{keyword} {flag} is not understood")
+            raise bare.refuse(f"{keyword} {flag} is not supported")
         flags[name] = value
         rest = rest.strip()
     return Instruction(source, line, keyword, rest, flags)

@@ -69,7 +69,7 @@ class Mirror:
         if not kinds:
             raise Failure(
                 f"this machine's apt has no source of Debian {host} with the component main;"
-                " images are made from the same mirror, so it needs one (and apt-get update)"
+                " images are built from the same mirror: add such a source and run apt-get update"
             )
         lines = [f"deb {address} {release} main" for address, release in kinds]
         keyrings = {KEYRING: None} if KEYRING.exists() else {}
@@ -111,7 +111,7 @@ class Mirror:
         run(
             command,
             log=scratch / "mmdebstrap.log",
-            what=f"making a Debian {self.suite} root",
+            what=f"creating a Debian {self.suite} root",
             stdin=self.sources,
         )
         clean = ["sh", "-c", CLEAN, "clean", str(target)]
@@ -157,7 +157,7 @@ def _host_suite() -> str:
     text = Path("/etc/os-release").read_text()
     found = re.search(r'^VERSION_CODENAME="?(\w+)', text, re.MULTILINE)
     if not found:
-        raise Failure("/etc/os-release has no VERSION_CODENAME: images are made on a Debian machine")
+        raise Failure("/etc/os-release has no VERSION_CODENAME: images can only be built on a Debian machine")
     return found[1]
 
 

@@ -173,7 +173,7 @@ def _describe(
         info.type = tarfile.CHRTYPE if stat.S_ISCHR(mode) else tarfile.BLKTYPE
         info.devmajor, info.devminor = os.major(found.st_rdev), os.minor(found.st_rdev)
     else:
-        raise Failure(f"{path} is a socket: an image cannot hold it")
+        raise Failure(f"{path} is a socket, which an image cannot contain")
     return None
 
 

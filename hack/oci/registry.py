@@ -24,7 +24,7 @@ class Registry:
         self.base = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"
         parts = urlsplit(self.base)
         if parts.scheme != "http" or not parts.hostname:
-            raise Failure(f"registry {address}: wants HOST:PORT or http://HOST:PORT")
+            raise Failure(f"registry {address}: the address must be HOST:PORT or http://HOST:PORT")
         self.connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=SECONDS)
         self.sent = 0
         self._holder: dict[str, str] = {}
@@ -103,7 +103,7 @@ class Registry:
             text = "; ".join(
                 f"{entry['code']}: {entry.get('message', '')}" for entry in json.loads(text)["errors"]
             )
-        return Failure(f"registry {self.base} did not take {what}: status {status} {text[:500]}")
+        return Failure(f"registry {self.base} rejected {what}: status {status} {text[:500]}")
 
 
 def split(reference: str) -> tuple[str, str]:

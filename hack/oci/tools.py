@@ -43,4 +43,4 @@ def ensure(logs: Path) -> None:
         run(command, log=logs / "apt-install.log", what="apt-get install", env=env)
     left = missing()
     if left:
-        raise Failure(f"installed but still missing: {', '.join(left)}")
+        raise Failure(f"apt-get succeeded but these packages are still missing: {', '.join(left)}")

@@ -95,7 +95,7 @@ def _queries(release: Release) -> Iterator[list[str]]:
         name = f"{architecture}-{virt_type}"
         about = ["--arch", architecture, "--machine", machine, "--virttype", virt_type]
         yield [f"{name}.domain-capabilities.xml", "domcapabilities", *about]
-        # Its input is the output of the previous query.
+        # The input of this query is the output of the previous query.
         baseline = ["hypervisor-cpu-baseline", "--features", *about, f"{name}.domain-capabilities.xml"]
         yield [f"{name}.baseline.xml", *baseline]
     yield ["capabilities.xml", "capabilities"]

@@ -1,29 +1,30 @@
-"""hack/test: runs every test, the cluster ones too.
+"""hack/test: runs all tests, including those on clusters.
 
-Suites, in this order (name some to run only those):
+Suites, in this order (by default, all of them run):
 
-  style     formatting, lints, names and documents
-  python    the tests of the scripts under hack/, the bootable guest disk among them
+  style     checks of formatting, lints, names and documents
+  python    tests of the scripts under hack/, including the bootable guest disk
   rust      unit, property and expected-output tests of all crates
-  embedded  the embedded Kubernetes tried out
-  crates    each crate built alone, dependencies' licences and versions
-  cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
+  embedded  self-test of the embedded Kubernetes cluster
+  crates    build of each crate alone; licences and versions of dependencies
+  cluster   end-to-end tests on two dedicated embedded clusters in parallel, which are deleted afterwards
 
-Style and python start at once, rust after style, embedded after python, crates after rust, cluster after embedded, whatever else
-runs then. What embedded and cluster need is built from the start on.
+Some suites run in parallel: style and python start immediately, rust starts after style, embedded after python, crates
+after rust, and cluster after embedded. The programs that embedded and cluster need are built in the background from the
+start.
 
-`--quick` runs style and rust without what takes long: for every commit.
+`--quick` runs style, and rust without the slow test `migration_search`. Use it before every commit.
 
-`--all-faults` runs none of these, but the whole matrix of faults while guests move, of which `cluster`
-tries a part. It can be interrupted and goes on where it was; its results are tests/faults.md.
+`--all-faults` runs no suite, but the full matrix of faults during migrations; `cluster` runs only a part of this matrix.
+A run can be interrupted: the next run continues it. The results are written to tests/faults.md.
 
-`--previous-release` runs none of these either, but tests of clusters of which some parts are of the previous release;
-its results are tests/previous-release.md.
+`--previous-release` runs no suite, but tests of clusters in which some components are of the previous release. The
+results are written to tests/previous-release.md.
 
-`--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all; results
-are in tests/kubernetes-versions.md.
+`--kubernetes VERSION` runs the suites on another minor version of Kubernetes. The version mainly matters for suites with
+clusters; tests/kubernetes-versions.md has results.
 
-The last lines report how many tests passed and failed; the exit code is 1 if any failed.
+The last lines report the numbers of passed and failed tests. The exit code is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ SUITES: dict[str, Suite] = {
     "cluster": cluster.run,
 }
 
-# Their programs are built from the start on: compilers of Rust leave a processor idle for a third of the style checks.
+# Suites whose programs are built from the start: Rust's compilers leave a processor idle for a third of the style checks.
 ON_CLUSTERS = {"embedded", "cluster"}
 
-# Suites that one may run beside, of those before it. Those with clusters or guests wait more than they compute, and crates takes
-# the time that the others leave. Neither python nor cluster runs beside embedded, which checks at its end that nothing that belongs
-# to a cluster is left on the machine.
+# For each suite, the earlier suites that may run at the same time. Suites with clusters or guests wait more than they compute, and
+# crates uses only the CPU time that the others leave. Neither python nor cluster runs at the same time as embedded, which checks
+# at its end that nothing that belongs to a cluster is left on the machine.
 BESIDE = {
     "python": {"style"},
     "rust": {"python"},
@@ -73,35 +74,40 @@ BESIDE = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the suites and add up."""
+    """Run the selected suites, print a summary and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="hack/test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="style, and rust without the long searches")
-    parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name, or in files that begin with it")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="run only style, and rust without the slow test migration_search")
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="run the files of cluster tests in the order that this seed draws (default: a new one)"
+        "-k", "--only", default="", metavar="WORD",
+        help="run only cluster tests with this word in their name, or in files whose name begins with this word",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="run the files of cluster tests in the random order of this seed (default: a new seed)"
     )
     parser.add_argument(
         "--kubernetes", metavar="VERSION", choices=build.kubernetes_versions(),
         help=f"run on another minor version of Kubernetes: {', '.join(build.kubernetes_versions())}",
     )  # fmt: skip
-    parser.add_argument("--keep", action="store_true", help="leave the clusters of the cluster tests running")
-    parser.add_argument("--all-faults", action="store_true", help="run the whole matrix of faults instead, or the rest of it")
+    parser.add_argument("--keep", action="store_true", help="do not delete the clusters of the cluster tests")
     parser.add_argument(
-        "--previous-release", action="store_true", help="move guests between this version and the previous release instead"
+        "--all-faults", action="store_true", help="run the full matrix of faults, or the rest of it, instead of the suites"
     )
-    parser.add_argument("--again", action="store_true", help="with --all-faults: also what has passed before")
+    parser.add_argument(
+        "--previous-release", action="store_true", help="migrate guests between this version and the previous release, instead of the suites"
+    )
+    parser.add_argument("--again", action="store_true", help="with --all-faults: also run cases that have already passed")
     arguments = parser.parse_args(argv)
     if arguments.all_faults and arguments.suites:
-        parser.error("--all-faults runs no other suite")
+        parser.error("--all-faults cannot be combined with suites")
     if arguments.previous_release and (arguments.suites or arguments.all_faults):
-        parser.error("--previous-release runs no other suite")
+        parser.error("--previous-release cannot be combined with suites or --all-faults")
     if arguments.quick and (arguments.suites or arguments.all_faults or arguments.previous_release):
-        parser.error("--quick runs no other suite")
+        parser.error("--quick cannot be combined with suites, --all-faults or --previous-release")
     if arguments.again and not arguments.all_faults:
-        parser.error("--again is for --all-faults")
+        parser.error("--again requires --all-faults")
     suites = SUITES
     if arguments.quick:
         suites = {"style": style.run, "rust": rust.run}
@@ -111,7 +117,7 @@ def main(argv: list[str]) -> int:
         suites = {"previous": previous.run}
     unknown = [name for name in arguments.suites if name not in SUITES]
     if unknown:
-        parser.error(f"there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
+        parser.error(f"unknown suite {', '.join(unknown)}; allowed: {', '.join(SUITES)}")
     if arguments.kubernetes:
         os.environ[build.VERSION] = arguments.kubernetes
     os.umask(0o022)
@@ -134,14 +140,14 @@ def main(argv: list[str]) -> int:
 
 
 def before(name: str, earlier: Iterable[str]) -> list[str]:
-    """Return which earlier suites have to end before one starts."""
+    """Return the earlier suites that have to end before the suite `name` starts."""
     return [other for other in earlier if other not in BESIDE.get(name, ())]
 
 
 def _run(
     names: list[str], suites: Mapping[str, Suite], arguments: argparse.Namespace, progress: Progress
 ) -> list[Outcome]:
-    """Run suites, each as soon as those before it have ended; return what came of them in their order."""
+    """Run suites, each as soon as the suites that `before` returns have ended; return the outcomes in the order of `names`."""
 
     def suite(name: str, others: list[Future[Outcome]]) -> Outcome:
         for other in others:
@@ -163,7 +169,7 @@ def _run(
                 running[name] = threads.submit(suite, name, [running[other] for other in before(name, running)])
             return [future.result() for future in running.values()]
         except KeyboardInterrupt:
-            # Only this thread receives it. The others end with the commands that they run.
+            # Only this thread receives the interruption. The other threads end with the commands that they run.
             interrupt()
             raise
 

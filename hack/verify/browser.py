@@ -52,14 +52,14 @@ def prepare(progress: Progress) -> Path:
     if (folder / "complete").exists():
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    with progress.step("install packages for the browser tests"):
+    with progress.step("installing packages for the browser tests"):
         for argv in (
             [sys.executable, "-m", "venv", str(folder)],
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)],
         ):
             output, code = command(argv, quiet=True, most_seconds=INSTALL_SECONDS)
             if code != 0:
-                raise Failure(f"{' '.join(argv[:4])} ended with {code}", output)
+                raise Failure(f"{' '.join(argv[:4])} ended with exit code {code}", output)
     (folder / "complete").touch()
     return python
 
@@ -76,7 +76,7 @@ def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome
     made = clusters.load(name)
     chromium = shutil.which(CHROMIUM)
     if chromium is None:
-        raise Failure(f"{CHROMIUM} is installed and not found")
+        raise Failure(f"{CHROMIUM} is installed but not on the PATH")
     environment = {
         "DRYDOCK_CONSOLE": str(binaries.program(REPOSITORY, PROGRAM, PROFILE)),
         "DRYDOCK_TEST_CHROMIUM": chromium,

@@ -61,7 +61,7 @@ MOST_SECONDS = 1500
 def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Test the embedded cluster itself, including that it leaves nothing behind."""
     build.ensure(progress)
-    # The cluster tests need these as well. They are built here, while other tests wait.
+    # The cluster tests need these programs, too. They are built here, while other tests wait.
     build.virtctl(progress)
     build.descheduler(progress)
     browser.prepare(progress)
@@ -80,7 +80,7 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         elif words.startswith("FAILED "):
             outcome.failed.append(words.removeprefix("FAILED "))
     if code != 0 and not outcome.failed:
-        outcome.failed.append(f"the self-test ended with {code}")
+        outcome.failed.append(f"the self-test ended with exit code {code}")
     return outcome
 
 
@@ -130,27 +130,27 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     tests = cluster_tests(progress)
     if not is_known(tests, arguments.only):
         # Otherwise a cluster would take minutes to come up, and the summary would show neither a test nor a reason.
-        return Outcome(failed=[f"no test has {arguments.only!r} in its name, and no file of tests begins with it"])
+        return Outcome(failed=[f"no test name contains {arguments.only!r}, and the name of no test file begins with this word"])
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
     files = wanted(tests, arguments.only)
     turns = Turns(files, seed)
-    # A few test files need fewer clusters, which come up sooner. The removal test needs one too.
+    # A few test files need fewer clusters, which come up sooner. The removal test needs a cluster, too.
     ran: dict[str, list[str]] = {name: [] for name in NAMES[: max(1, len(files) + removal.is_wanted(arguments.only))]}
     os.environ["DRYDOCK_TEST_CLUSTERS"] = ",".join(ran)
-    progress.note(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
+    progress.note(f"the order of the cluster tests is from seed {seed}; to repeat this order: hack/test cluster --seed {seed}")
     try:
         with ThreadPoolExecutor(len(ran)) as lanes:
             running = [lanes.submit(_lane, name, turns, ran[name], tests, arguments, progress) for name in ran]
             for lane in running:
                 outcome.add(lane.result())
-        outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
+        outcome.failed += [f"{name}: not run: no cluster was available" for name in turns]
         installed = next((name for name in ran if not turns.is_spare(name)), NAMES[0])
         outcome.add(_tests(LAST, installed, tests, arguments, progress))
         if outcome.failed:
             for name, files in ran.items():
-                progress.note(f"{name} ran, by seed {seed}: {', '.join(files)}")
+                progress.note(f"{name} ran these files in the order of seed {seed}: {', '.join(files)}")
     finally:
         if not arguments.keep:
             outcome.failed += clusters.down_each(ran, progress)
@@ -249,7 +249,7 @@ def _of_python(
 
 def _show(name: str, progress: Progress) -> None:
     """Print the objects on a cluster on which tests have failed."""
-    progress.note(f"current state of {name}")
+    progress.note(f"objects on cluster {name}")
     try:
         shown = clusters.load(name).kubectl(
             "get", SHOWN, "--all-namespaces", "-o", "wide", "--request-timeout=20s", check=False

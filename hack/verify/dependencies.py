@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
-# The tables of a manifest with dependencies of the program itself. Those of its tests are in `dev-dependencies`.
+# The tables of a manifest with dependencies of the program itself. Dependencies of its tests are in `dev-dependencies`.
 TABLES = ("dependencies", "build-dependencies")
 
 _LINE_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
@@ -29,7 +29,7 @@ def declared(manifest: str) -> dict[str, bool]:
 def unused(manifest: str, sources: Mapping[str, str], is_test: Callable[[str], bool]) -> list[str]:
     """Return the dependencies that no source of a crate mentions outside its tests.
 
-    For an optional one, test sources count too, since it may be for tests of other crates.
+    For an optional dependency, test sources count, too, since it may be for tests of other crates.
     """
     program = _names(text for path, text in sources.items() if not is_test(path))
     everything = _names(sources.values())

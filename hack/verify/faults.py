@@ -29,16 +29,17 @@ TABLE = REPOSITORY / "tests" / "faults.md"
 
 HEAD = """# Guests after faults during their migration
 
-`hack/test --all-faults` writes this page. It tries each kind of fault on each part in each phase of a live migration, on
-two nodes with real guests. Once a fault is undone, it checks that the guest runs on exactly one node, that no number of
-its count is missing or appears twice, that the objects name its node, and that it can move again. If a fault hits the
-guest itself, it checks that the guest's end is reported as such. `hack/test` tries the first nine cases of a part that
-contains each pair of kind, part, side and phase at least once (`DRYDOCK_FAULTS_CASES=99`: the whole part).
+`hack/test --all-faults` writes this page. The command tries each kind of fault on each part in each phase of a live
+migration, on two nodes with real guests. Once a fault is undone, it checks that the guest runs on exactly one node, that
+no number of its count is missing or appears twice, that the objects name its node, and that the guest can move again. If
+a fault hits the guest itself, the command checks that the end of the guest is reported. `hack/test` tries the first nine
+cases of a part that contains each pair of kind, part, side and phase at least once (`DRYDOCK_FAULTS_CASES=99`: the whole
+part).
 
 - *kill* is `kill -9`. *freeze* stops a process for longer than the deadlines (11 s and 8 s) and then continues it. *cut*
-  drops all packets of a link for as long.
-- *source* and *target* are the nodes, or the pods, that the guest leaves and goes to.
-- *hand-over* is the moment at which the source's libvirt reports that its guest has stopped because it moves.
+  drops all packets of a link for the same time.
+- *source* and *target* are the nodes, or the pods, that the guest leaves and moves to.
+- *hand-over* is the moment at which the source's libvirt reports that the guest has stopped for its migration.
 """
 
 
@@ -126,5 +127,5 @@ def outcome(added: str, code: int) -> Outcome:
             found.failed.append(case)
             found.reasons[case] = str(reported.get("error", ""))[:300]
     if code != 0 and not found.failed:
-        found.failed.append(f"the test run ended with {code}")
+        found.failed.append(f"the test run ended with exit code {code}")
     return found

@@ -64,7 +64,7 @@ def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outc
     outcome.skipped += re.findall(r"^SKIPPED (.+)$", output, re.MULTILINE)
     outcome.reasons = _reasons(output)
     if code != 0 and not outcome.failed:
-        outcome.failed.append(f"the test run ended with {code}: {_last_lines(output)}")
+        outcome.failed.append(f"the test run ended with exit code {code}: {_last_lines(output)}")
     return outcome
 
 
@@ -86,7 +86,7 @@ def of_unittest(output: str, code: int) -> Outcome:
         else:
             outcome.failed.append(name)
     if code != 0 and not outcome.failed:
-        outcome.failed.append(f"the test run ended with {code}: {_last_lines(output)}")
+        outcome.failed.append(f"the test run ended with exit code {code}: {_last_lines(output)}")
     return outcome
 
 
@@ -111,4 +111,4 @@ def _shortened(words: str) -> str:
 
 def _last_lines(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "it printed nothing"
+    return lines[-1] if lines else "no output"

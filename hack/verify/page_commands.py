@@ -26,31 +26,31 @@ PLACEHOLDERS = re.compile(
     r"\b(worker-\d(-disk)?|web|NAME|NAMESPACE|NODE|(shop/)?kubevirt-evacuation-\w+|tls\.(crt|key)|deploy/console)\b"
 )
 
-_BUILD = "hack/images builds these packages with a profile that builds faster; test_pages.py checks that they exist"
-_ENGINE = "no test machine has podman: hack/images builds the same Containerfiles, and test_pages.py checks that they exist"
-_WATCH = "it does not end; the tests run it without -w"
+_BUILD = "hack/images builds these packages with a profile that compiles faster; test_pages.py checks that the packages exist"
+_ENGINE = "no test machine has podman: hack/images builds the same Containerfiles, and test_pages.py checks that the files exist"
+_WATCH = "the command does not end; tests run it without -w"
 
 # Commands that nothing executes as written: the page, the beginning of the command, and the reason.
 EXEMPT = (
-    ("README.md", "kubectl drydock console", "each test in tests/console starts it, with options: a test machine has no browser window"),
+    ("README.md", "kubectl drydock console", "each test in tests/console starts the console with options, because a test machine has no browser window"),
     ("deploy/README.md", "cargo build", _BUILD),
     ("deploy/README.md", "for image in base", _ENGINE),
-    ("deploy/docs/console.md", "kubectl drydock console", "as in README.md"),
+    ("deploy/docs/console.md", "kubectl drydock console", "same reason as for README.md"),
     ("deploy/docs/console.md", "cargo build", _BUILD),
     ("deploy/docs/console.md", "podman build", _ENGINE),
     ("deploy/docs/console.md", "kubectl -n drydock port-forward", "tests/console/test_incluster.py forwards a free port instead"),
     ("deploy/docs/console.md", "kubectl -n drydock get secret", "tests/console/test_incluster.py reads and trusts this field by other means"),
-    ("deploy/docs/console.md", "SSL_CERT_DIR", "it needs an identity provider; a test adds a user's token as this proxy does"),
+    ("deploy/docs/console.md", "SSL_CERT_DIR", "the command needs an identity provider; a test adds a user's token like this proxy"),
     ("deploy/docs/drain.md", "kubectl delete vmim", "the controller generates the name; a test in tests/tests/drain.rs deletes all"),
     ("deploy/docs/kubectl-drydock.md", "cargo build", _BUILD),
-    ("deploy/docs/kubectl-drydock.md", "install", "it copies the program; tests run the program from the build folder"),
+    ("deploy/docs/kubectl-drydock.md", "install", "the command copies the program; tests run it in the build folder"),
     ("deploy/docs/kubectl-drydock.md", "kubectl drydock drain worker-1 worker-2", "tests/tests/cli.rs follows drains without a terminal"),
-    ("deploy/docs/kubectl-drydock.md", "kubectl drydock check", "tests/tests/cli_check.rs runs it with its own function"),
-    ("deploy/docs/labels.md", "drydock-agent inspect", "hack/demo explains another model, by emulation: a machine may lack KVM"),
+    ("deploy/docs/kubectl-drydock.md", "kubectl drydock check", "tests/tests/cli_check.rs runs the command with a separate function"),
+    ("deploy/docs/labels.md", "drydock-agent inspect", "hack/demo explains another model with emulation, because a machine may lack KVM"),
     ("deploy/docs/maintenance.md", "kubectl get nm -w", _WATCH),
     ("deploy/docs/migration.md", "kubectl get vmim", _WATCH),
     ("deploy/docs/migration.md", "kubectl delete vmim", "tests cancel migrations by the same request, without kubectl"),
-    ("deploy/docs/uninstall.md", "kubectl patch nodemaintenances", "no test has a NodeMaintenance without a controller; the patch is that of machines"),
+    ("deploy/docs/uninstall.md", "kubectl patch nodemaintenances", "no test has a NodeMaintenance without a controller; the patch is the same as for machines"),
     ("deploy/docs/uninstall.md", "kubectl taint node NODE", "no test has a NodeMaintenance without a controller"),
     ("deploy/docs/uninstall.md", "kubectl label node NODE", "no test has a NodeMaintenance without a controller"),
 )
@@ -159,7 +159,7 @@ def unexecuted(
         these = [one for one in found if one.page == page and one.text.startswith(beginning)]
         read += these
         if len(these) != 1:
-            wrong.append(f"{page}: a test reads one command that begins with {beginning}; there are {len(these)}")
+            wrong.append(f"{page}: a test requires exactly one command that begins with {beginning}; found {len(these)}")
     needed = set()
     for one in found:
         if one in read or any(one.words == other.words and one.input == other.input for other in read):
@@ -170,7 +170,7 @@ def unexecuted(
         needed.update(reasons)
         if not reasons:
             wrong.append(f"{one.page}:{one.line}: nothing executes {one.text.splitlines()[0]}")
-    return wrong + [f"{page}: no reason is needed for {beginning}" for page, beginning, why in exempt if (page, beginning, why) not in needed]
+    return wrong + [f"{page}: EXEMPT has an unnecessary entry for {beginning}" for page, beginning, why in exempt if (page, beginning, why) not in needed]
 
 
 def check() -> dict[str, list[str]]:
@@ -185,4 +185,4 @@ def check() -> dict[str, list[str]]:
         is_python = source.endswith(".py")
         calls += python_calls(text) if is_python else rust_calls(text)
         reads |= python_reads(text) if is_python else rust_reads(text)
-    return {"commands of the documents are executed": unexecuted(found, calls, reads)}
+    return {"commands in documents are executed": unexecuted(found, calls, reads)}

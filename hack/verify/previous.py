@@ -46,7 +46,7 @@ UNUSED_DAYS = 7
 HEAD = """# Components of two releases in one cluster
 
 `hack/test --previous-release` writes this page. It moves guests on a cluster in which some components are of the previous
-release: the agent of one node, then those of both nodes, and the controllers.
+release: the agent of one node, then the agents of both nodes, and the controllers.
 
 """
 
@@ -67,13 +67,13 @@ def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Pa
     if code != 0:
         raise Failure(
             f"the previous release, commit {commit}, is not in the history of this clone; "
-            "a shallow clone gets it by `git fetch --unshallow`"
+            "complete a shallow clone with `git fetch --unshallow`"
         )
     _sweep(tree.parent)
     partial = tree.with_name("source.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with progress.step(f"files of {commit[:7]}"):
+    with progress.step(f"extracting the source of {commit[:7]}"):
         archive = subprocess.run(["git", "archive", commit], cwd=repository, capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", str(partial)], input=archive.stdout, check=True)
     partial.rename(tree)
@@ -94,7 +94,7 @@ def images(tree: Path, made: Cluster, progress: Progress) -> dict[str, str]:
     environment = {"DRYDOCK_CACHE": str(folder / "cache"), "CARGO_TARGET_DIR": str(folder / "target")}
     names = ("agent", "controller")
     argv = [str(tree / "hack" / "images"), *names, "--debug", "--push", made.registry]
-    with progress.step(f"images of {folder.name[:7]}", announce=True):
+    with progress.step(f"building the images of {folder.name[:7]}", announce=True):
         _, code = command(argv, environment, most_seconds=MOST_SECONDS, folder=tree)
     if code != 0:
         raise Failure("the images of the previous release could not be built; see above")

@@ -14,8 +14,8 @@ from .runner import REPOSITORY, interrupt, run
 def built_meanwhile(*what: str) -> Iterator[Future[tuple[str, int]]]:
     """Build the programs that `embedded.build` knows by these names in the background; yield a future of the result of `run`.
 
-    The end of the context waits for the build; an error in the context terminates it. A lock makes other users of a program wait
-    for this build of it.
+    The end of the context waits for the build; an error in the context terminates it. Other processes that need a
+    program wait for this build, because the build holds a lock.
     """
     argv = [sys.executable, "-m", "embedded.build", *what]
     environment = {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"}

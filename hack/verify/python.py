@@ -11,7 +11,7 @@ from .outcome import Outcome, of_unittest
 from .runner import REPOSITORY
 from .runner import run as command
 
-# Timeout of the tests of a package: several times what those of any package take.
+# Timeout of the tests of a package: several times the duration of the tests of any package.
 MOST_SECONDS = 600
 
 

@@ -6,7 +6,7 @@
     the Job ──▶ kubectl delete -k ──▶ nothing is left ──▶ installed again, README.md's first machine runs, and another
         │ controllers deleted, machines deleted: they are stuck
         ▼
-    kubectl patch ──▶ they are gone
+    kubectl patch ──▶ they are deleted
 
 The commands are read from the pages.
 
@@ -70,7 +70,7 @@ spec:
           containerDisk: {image: "localhost/drydock/bare-guest:dev", imagePullPolicy: IfNotPresent}
 """
 
-# A policy of an earlier version, which an update does not delete. This one applies to no object.
+# A policy of an earlier version, which an update does not delete. This policy applies to no object.
 LEFT_BY_UPDATE = """
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -90,7 +90,7 @@ Test = Callable[[Cluster, Progress], None]
 
 
 def left_on(node: dict[str, Any]) -> list[str]:
-    """Return what Drydock left on a node: a line for each label, annotation, taint, condition and resource.
+    """Return a line for each label, annotation, taint, condition and resource that Drydock left on a node.
 
     A device resource of which nothing is allocatable does not count: the kubelet keeps its capacity for five minutes.
     """
@@ -136,7 +136,7 @@ def run(cluster: str, arguments: argparse.Namespace, progress: Progress) -> Outc
     for name, test in TESTS:
         if outcome.failed:
             if name in wanted:
-                outcome.failed.append(f"{name}: not run, as an earlier step failed")
+                outcome.failed.append(f"{name}: not run: an earlier step failed")
             continue
         try:
             with progress.step(f"{name} on {cluster}", announce=True):
@@ -221,34 +221,34 @@ def _refused(made: Cluster, progress: Progress) -> None:
     for attempt in ("first", "second"):
         printed = made.kubectl("delete", "-k", str(overlay(made)), "--wait=false", check=False)
         for words in ("1 VirtualMachine (default/left)", "1 VirtualMachineInstance (default/left)", "deploy/docs/uninstall.md"):
-            _require(words in printed, f"the {attempt} attempt is not refused with {words!r}", printed)
+            _require(words in printed, f"the refusal of the {attempt} attempt does not contain {words!r}", printed)
         now = _parts(made, PROTECTED)
-        _require(names(now) == names(before), f"the {attempt} attempt deleted parts", ", ".join(names(before) - names(now)))
-        _require(not leaving(now), f"the {attempt} attempt deletes parts", ", ".join(leaving(now)))
+        _require(names(now) == names(before), f"the {attempt} attempt deleted parts of Drydock", ", ".join(names(before) - names(now)))
+        _require(not leaving(now), f"the {attempt} attempt marked parts of Drydock for deletion", ", ".join(leaving(now)))
     printed = _job_fails(made)
-    _require("1 VirtualMachine (default/left)" in printed, "the Job does not name the machine", printed)
+    _require("1 VirtualMachine (default/left)" in printed, "the log of the Job does not name the machine", printed)
     made.kubectl("apply", "-k", str(overlay(made)))
     now = _parts(made, POLICIES)
-    _require(names(now) == names(policies), "policies are not restored", ", ".join(names(policies) ^ names(now)))
+    _require(names(now) == names(policies), "the policies were not restored", ", ".join(names(policies) ^ names(now)))
     made.kubectl("wait", "vm", "left", "--for=condition=Ready", "--timeout=30s")
     same = made.kubectl("get", "vmi", "left", "-o", "jsonpath={.metadata.uid}")
-    _require(same == instance, "the machine was started anew")
+    _require(same == instance, "the instance of the machine was replaced")
 
 
 def _nothing_on_nodes(made: Cluster) -> None:
     for node in _items(made, "nodes"):
         name = node["metadata"]["name"]
-        _require(not left_on(node), f"something is left on {name}", ", ".join(left_on(node)))
+        _require(not left_on(node), f"Drydock left changes on node {name}", ", ".join(left_on(node)))
         for folder in FOLDERS:
             found = made.in_node(name, ["sh", "-c", f"test -e {folder} && echo there || true"])
-            _require(not found.strip(), f"{folder} is left on {name}")
+            _require(not found.strip(), f"{folder} still exists on node {name}")
 
 
 def _removed(made: Cluster, progress: Progress) -> None:
     before = [left_on(node) for node in _items(made, "nodes")]
-    _require(all(len(lines) > 2 for lines in before), "nodes have nothing of Drydock", repr(before))
+    _require(all(len(lines) > 2 for lines in before), "a node has almost no labels of Drydock before the removal", repr(before))
     parts = names(_parts(made, f"{PROTECTED},{POLICIES}"))
-    _require(any(part.endswith("/drydock-removal") for part in parts), "there is no drydock-removal", ", ".join(sorted(parts)))
+    _require(any(part.endswith("/drydock-removal") for part in parts), "the object drydock-removal does not exist", ", ".join(sorted(parts)))
     _delete_users(made)
     _job_completes(made)
     _nothing_on_nodes(made)
@@ -259,12 +259,12 @@ def _removed(made: Cluster, progress: Progress) -> None:
     for node in made.nodes:
         _shell(made, pages.script(PAGE, "kubectl patch node NODE", {"NODE": node.name}))
     # Kubernetes' garbage collector deletes the dependents of deleted objects.
-    waiting.until(lambda: not _parts(made, f"{PROTECTED},{POLICIES}"), "Drydock's parts to be gone", patience=30)
+    waiting.until(lambda: not _parts(made, f"{PROTECTED},{POLICIES}"), "Drydock's parts to be deleted", patience=30)
     everything = names(_items(made, f"{PROTECTED},{POLICIES}", "--all-namespaces"))
     left = {name for name in everything if name in parts or name.rpartition("/")[2].startswith("drydock")}
-    _require(not left, "objects are left", ", ".join(sorted(left)))
+    _require(not left, "objects of Drydock still exist", ", ".join(sorted(left)))
     budgets = _items(made, "poddisruptionbudgets", "--all-namespaces", "-l", "drydock.dev/launcher")
-    _require(not budgets, "budgets are left", ", ".join(sorted(names(budgets))))
+    _require(not budgets, "PodDisruptionBudgets of Drydock still exist", ", ".join(sorted(names(budgets))))
     _nothing_on_nodes(made)
 
 
@@ -273,16 +273,16 @@ def _installed_again(made: Cluster, progress: Progress) -> None:
     made.kubectl("apply", "-f", "-", input=LEFT_BY_UPDATE)
     _shell(made, pages.script(RENAMED, "kubectl delete --ignore-not-found"))
     left = names(_items(made, POLICIES))
-    _require(not [name for name in left if name.endswith("/drydock-controller-witnesses")], "the old policy is left")
+    _require(not [name for name in left if name.endswith("/drydock-controller-witnesses")], "the policy of the earlier version still exists")
     _shell(made, pages.script(START, "kubectl apply -f -"))
     _shell(made, pages.script(START, "kubectl wait vm/web"), timeout=900)
     listed = _shell(made, pages.script(START, "kubectl get vm,vmi"))
-    _require("virtualmachineinstance.kubevirt.io/web" in listed, "the first machine is not listed", listed)
+    _require("virtualmachineinstance.kubevirt.io/web" in listed, "the machine of README.md is not listed", listed)
     _follow(made, pages.arguments(START, "kubectl logs -f"), BOOTED)
     _shell(made, pages.script(START, "kubectl create service"))
     try:
         endpoints = ("get", "endpointslices", "-l", "kubernetes.io/service-name=web", "-o", "jsonpath={.items[*].endpoints[*].addresses}")
-        waiting.until(lambda: bool(made.kubectl(*endpoints)), "the Service to lead to the guest", patience=30)
+        waiting.until(lambda: bool(made.kubectl(*endpoints)), "the Service to have the guest's address", patience=30)
     finally:
         made.kubectl("delete", "service", "web")
 
@@ -309,7 +309,7 @@ def _released(made: Cluster, progress: Progress) -> None:
     made.kubectl("delete", "vm", "web", "other", "--wait=false")
     for name in ("web", "other"):
         stuck = made.kubectl("get", "vm", name, "-o", "jsonpath={.metadata.deletionTimestamp}")
-        _require(bool(stuck), f"the machine {name} is not stuck")
+        _require(bool(stuck), f"the machine {name} is not being deleted")
     _shell(made, pages.script(PAGE, "kubectl delete pods"), timeout=120)
     _shell(made, pages.script(PAGE, "kubectl -n default patch vm web"))
     _shell(made, pages.script(PAGE, "kubectl -n default patch vmi web"))
@@ -321,7 +321,7 @@ def _released(made: Cluster, progress: Progress) -> None:
     waiting.until(
         lambda: not made.kubectl("get", "vm,vmi,pods", *gone, "-l", "kubevirt.io=virt-launcher").strip()
         and not made.kubectl("get", "vm,vmi", *gone).strip(),
-        "the machine and its pod to be gone",
+        "the machines and their pods to be deleted",
         patience=60,
     )
     apply(made, progress)

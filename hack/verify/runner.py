@@ -82,8 +82,8 @@ def run(
         process.stdout.close()
         _running.discard(process)
     if late.is_set():
-        lines.append(f"\nno end within {most_seconds:.0f} s\n")
-        show(f"    {prefix}no end within {most_seconds:.0f} s")
+        lines.append(f"\ntimeout after {most_seconds:.0f} s\n")
+        show(f"    {prefix}timeout after {most_seconds:.0f} s")
     if quiet and code != 0:
         for line in lines[-60:]:
             show(f"    {line.rstrip()}")

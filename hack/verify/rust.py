@@ -118,7 +118,7 @@ def cluster_tests(progress: Progress) -> ClusterTests:
     path = next(program.path for program in found if program.source == CLUSTER_TESTS)
     listed, code = command([str(path), "--list", "--ignored", "--format=terse"], quiet=True)
     if code != 0:
-        raise Failure("the cluster tests do not list their names; see above")
+        raise Failure("the names of the cluster tests could not be listed; see above")
     return ClusterTests(path, tests_by_file(listed))
 
 

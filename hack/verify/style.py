@@ -66,7 +66,7 @@ def _missing_tests() -> dict[str, list[str]]:
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "tests").glob("*.md"), *(REPOSITORY / "deploy").rglob("*.md")]
     for name in (str(page.relative_to(REPOSITORY)) for page in sorted(pages)):
         found += [f"{name}: {test}" for test in missing_tests((REPOSITORY / name).read_text(), known)]
-    return {"tests that documents name exist": found}
+    return {"tests named in documents exist": found}
 
 
 def missing_paths(text: str, exists: Callable[[str], bool]) -> list[str]:
@@ -81,7 +81,7 @@ def _missing_paths() -> dict[str, list[str]]:
     for page in tracked.split():
         text = (REPOSITORY / page).read_text()
         found += [f"{page}: {name}" for name in missing_paths(text, lambda name: (REPOSITORY / name).exists())]
-    return {"files that documents name exist": found}
+    return {"files named in documents exist": found}
 
 
 # The maximum length of a test's name: it can state subject, condition and result, and fits into a line of output.
@@ -118,7 +118,7 @@ SPEECH = frozenset(
     """.split()
 )
 
-# Exceptions: the beginning of the path of files, the names that are allowed in them, and the reason.
+# Exceptions: the prefix of the paths of files, the names that are allowed in these files, and the reason.
 SPEECH_ALLOWED = (
     ("agent/", {"word", "words", "take_word"}, "32-bit words of libvirt's XDR messages and of disk images' headers"),
     ("controller/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
@@ -131,7 +131,7 @@ SPEECH_ALLOWED = (
     ("controller/view/", {"word", "words"}, "words of a text that is wrapped or coloured"),
     ("hack/", {"word", "words"}, "words of a command line, and those that select tests"),
     ("hack/oci/layer.py", {"tell"}, "the position in a file, as Python calls it"),
-    ("hack/verify/style.py", {"_SPEECH_WORD"}, "what this check searches for"),
+    ("hack/verify/style.py", {"_SPEECH_WORD"}, "the verbs that this check finds"),
 )
 
 # Matches comments, raw strings, characters and lifetimes in order to skip them; the named groups are strings and names.
@@ -353,19 +353,19 @@ def _conventions() -> dict[str, list[str]]:
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
-        "errors of programs are types": untyped,
+        "programs define types for errors": untyped,
         "crates use all their dependencies": needless,
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "tests have names without pronouns": pronouns,
-        "names have no verbs of speech": speech,
-        "messages have no verbs of speech": messages,
-        "comments have no verbs of speech": comments,
-        "comments name what they are about": vague,
-        "files import each other in no cycle": circles,
+        "names contain no verbs of speech": speech,
+        "messages contain no verbs of speech": messages,
+        "comments contain no verbs of speech": comments,
+        "comments name their subject": vague,
+        "files have no import cycles": circles,
         f"functions have at most {FUNCTION_LINES} lines": long,
         "no two types have the same name": shared_names.shared_types(programs),
         f"at most {shared_names.MODULES} modules have the same name": shared_names.shared_modules(programs),
-        "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
+        "README.md is short": [f"{size} bytes; the maximum is {README_BYTES}"] if size > README_BYTES else [],
     }
 
 
@@ -375,13 +375,13 @@ def _strangers() -> dict[str, list[str]]:
     files = [REPOSITORY / name for name in tracked.split() if (REPOSITORY / name).is_file()]
     vague = re.compile(r"(^|/)(util|utils|common|helpers|misc)(\.rs|\.py|/)")
     unfinished = re.compile(r"\b(todo!|unimplemented!|TO" r"DO|FIX" r"ME)\b")
-    found: dict[str, list[str]] = {"modules are named for what they do": [], "nothing is left unfinished": []}
+    found: dict[str, list[str]] = {"module names are specific": [], "no code is marked as unfinished": []}
     for file in files:
         name = str(file.relative_to(REPOSITORY))
         if vague.search(name):
-            found["modules are named for what they do"].append(name)
+            found["module names are specific"].append(name)
         if file.suffix in (".rs", ".py", ".sh", ".yaml"):
             for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
                 if unfinished.search(line):
-                    found["nothing is left unfinished"].append(f"{name}:{number}: {line.strip()}")
+                    found["no code is marked as unfinished"].append(f"{name}:{number}: {line.strip()}")
     return found

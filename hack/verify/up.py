@@ -22,14 +22,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="hack/up", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="print more")
-    parser.add_argument("--name", default=DEFAULT_NAME, help="the cluster (default %(default)s)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print more details")
+    parser.add_argument("--name", default=DEFAULT_NAME, help="name of the cluster (default %(default)s)")
     parser.add_argument("--nodes", type=int, help="number of worker nodes (default 2; 0: only a control plane)")
     parser.add_argument(
         "--kvm", action=argparse.BooleanOptionalAction, help="make /dev/kvm visible to the nodes (default: hidden)"
     )
     parser.add_argument("--install", action="store_true", help="build Drydock in debug mode and install it")
-    parser.add_argument("--release", action="store_true", help="with --install: build the version for users, which takes minutes")
+    parser.add_argument("--release", action="store_true", help="with --install: build Drydock in release mode, which takes minutes")
     arguments = parser.parse_args(argv)
     # Pods that run as any user share these folders, so the umask of the caller must not apply.
     os.umask(0o022)
@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
         print(f"error: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         return interruption.EXIT_CODE
     progress.note(f"cluster {made.name} is ready")
     print(f"export KUBECONFIG={made.kubeconfig}")
     print(f"# kubectl: {made.description['kubectl']}")
-    print(f"# registry: {made.registry} (stands for every registry in the cluster)")
+    print(f"# registry: {made.registry} (nodes pull all images from this registry)")
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-# Timeout of all waiting for the cluster: a guest migrates within seconds, but the machine may be busy.
+# Timeout of each wait for the cluster: a guest migrates within seconds, but the machine may be busy.
 PATIENCE_SECONDS = 120
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 NAMESPACE = "console-tests"

@@ -141,13 +141,13 @@ class Guests(Case):
         first = self.page(self.console(), CONSOLE)
         log_in(first)
         second = self.page(self.console(), CONSOLE)
-        expect(first.locator("#state")).to_contain_text("Another client has taken the console")
+        expect(first.locator("#state")).to_contain_text("Another client has taken over the console")
         expect(second.locator("#state")).to_contain_text("Connected")
         # The earlier output stays on the page.
         expect(first.locator("#terminal")).to_contain_text("~#")
         first.get_by_role("link", name="Connect again").click()
         expect(first.locator("#state")).to_contain_text("Connected")
-        expect(second.locator("#state")).to_contain_text("Another client has taken the console")
+        expect(second.locator("#state")).to_contain_text("Another client has taken over the console")
 
     def test_display_is_taken_only_on_request(self) -> None:
         self.running(machine(NAME, image=IMAGE))
@@ -158,7 +158,7 @@ class Guests(Case):
         expect(first.locator("#state")).to_contain_text("Connected")
         second.get_by_role("link", name="Take it over").click()
         expect(second.locator("#canvas")).to_be_visible()
-        expect(first.locator("#state")).to_contain_text("Another client has taken the display")
+        expect(first.locator("#state")).to_contain_text("Another client has taken over the display")
 
     def test_closing_the_tab_leaves_the_display_to_others(self) -> None:
         self.running(machine(NAME, image=IMAGE))
@@ -197,7 +197,7 @@ class Guests(Case):
         expect(page.locator("#terminal")).to_contain_text("66-there")
         until("a picture", lambda: shown.locator("#canvas").evaluate(COLOURS) > 1)
         kubectl("delete", "vm", NAME, "-n", NAMESPACE)
-        expect(page.locator("#state")).to_contain_text(re.compile("The guest does not run any more|The console has ended"))
+        expect(page.locator("#state")).to_contain_text(re.compile("The guest is no longer running|The console has ended"))
         expect(page.locator("#terminal")).to_contain_text("66-there")
 
     def test_user_without_the_right_sees_which_is_missing(self) -> None:
@@ -233,11 +233,11 @@ class Guests(Case):
         self.running(with_devices("plain", autoattachSerialConsole=False, autoattachGraphicsDevice=False))
         page = self.page(self.console(), f"/virtual-machines/{NAMESPACE}/plain")
         expect(page.get_by_role("button", name="Console")).to_be_disabled()
-        expect(page.locator("#head")).to_contain_text("it has no serial console")
-        expect(page.locator("#head")).to_contain_text("it has no graphics device")
+        expect(page.locator("#head")).to_contain_text("the virtual machine has no serial console")
+        expect(page.locator("#head")).to_contain_text("the virtual machine has no graphics device")
         kubectl("delete", "vm", "plain", "-n", NAMESPACE)
         page.goto(page.url + "/console")
-        expect(page.locator("#unavailable")).to_contain_text("it does not run")
+        expect(page.locator("#unavailable")).to_contain_text("the virtual machine is not running")
 
     def test_pages_of_a_guest_have_no_finding_of_axe(self) -> None:
         self.running(machine(NAME, image=IMAGE))

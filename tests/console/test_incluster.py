@@ -121,7 +121,7 @@ class InCluster(Case):
             allowed = kubectl("auth", "can-i", verb, resource, f"--as={user}", "-n", DRYDOCK, check=False).strip()
             self.assertEqual(allowed, "no", right)
         pods = got("pods", "-n", DRYDOCK, "-l", SELECTOR)["items"]
-        self.assertEqual(len(self.begun_on), 2, "they are spread over nodes")
+        self.assertEqual(len(self.begun_on), 2, "the pods are spread over nodes")
         for pod in pods:
             mounts = [mount["mountPath"] for container in pod["spec"]["containers"] for mount in container["volumeMounts"]]
             self.assertFalse([path for path in mounts if "serviceaccount" in path])
@@ -289,7 +289,7 @@ class InCluster(Case):
                 return True
             return False
 
-        until("the own certificate to be served", is_served)
+        until("the user's certificate to be served", is_served)
 
     def test_sign_in_page_has_no_finding_and_works_by_keyboard(self) -> None:
         forward = self.forward()

@@ -72,7 +72,7 @@ class Maintenance(Case):
         window.get_by_role("button", name="Start Maintenance").click()
         expect(page.locator("#head")).to_contain_text("Blocked")
         row = page.locator(f"tr[id='guest/{NAMESPACE}/stuck']")
-        expect(row).to_contain_text("no other node can take it")
+        expect(row).to_contain_text("no other node can run the guest")
         # Run the remedy that the window showed.
         kubectl(*remedy.split()[1:])
         expect(page.locator("#head")).to_contain_text("safe to switch off")
@@ -97,7 +97,7 @@ class Maintenance(Case):
             page.get_by_label(f"Options menu for {node}").click()
             page.locator(f"[id='menu/{node}']").get_by_role("button", name="Stop Maintenance").click()
         other.get_by_role("dialog").get_by_role("button", name="Stop Maintenance").click()
-        expect(one.get_by_role("dialog")).to_contain_text("The node is not in maintenance any more.")
+        expect(one.get_by_role("dialog")).to_contain_text("The node is no longer in maintenance.")
         expect(one.get_by_role("dialog").get_by_role("button", name="Stop Maintenance")).to_be_disabled()
         expect(other.locator(row)).to_contain_text("Open")
 
@@ -134,9 +134,9 @@ class Maintenance(Case):
         window = page.get_by_role("dialog")
         window.get_by_label("Reason").fill("kept")
         # The form accepts this value, but the API server does not: the maintenance would end before it begins.
-        window.get_by_label("Give up and reopen the node after").fill("0s")
+        window.get_by_label("Abort and restore the node after").fill("0s")
         window.get_by_role("button", name="Start Maintenance").click()
-        expect(window.locator(".error")).to_contain_text("must be longer than nothing")
+        expect(window.locator(".error")).to_contain_text("must be longer than 0s")
         self.assertEqual(window.get_by_label("Reason").input_value(), "kept")
         self.assertEqual(got("nodemaintenances.nodemaintenance.medik8s.io")["items"], [])
 

@@ -22,7 +22,7 @@ class Safety(Case):
         self.assertEqual(page.context.cookies(), [])
         other = self.context().new_page()
         other.goto(console.link)
-        expect(other.locator("#notices")).to_contain_text("this link was used before")
+        expect(other.locator("#notices")).to_contain_text("this link was already used")
         expect(other.locator("main")).to_contain_text("Open the link from the terminal")
         other.goto(console.address + "/nodes")
         expect(other.locator("main")).to_contain_text("Open the link from the terminal")
@@ -106,7 +106,7 @@ class Safety(Case):
         console = self.console("--kubeconfig", connection.kubeconfig)
         page = self.page(console)
         connection.cut()
-        expect(page.locator("#stale")).to_contain_text("the API server is not reached")
+        expect(page.locator("#stale")).to_contain_text("the API server cannot be reached")
         node = self.nodes[0]
         page.get_by_label(f"Options menu for {node}").click()
         start = page.locator(f"[id='menu/{node}']").get_by_role("button", name="Start Maintenance")

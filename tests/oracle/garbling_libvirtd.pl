@@ -1,11 +1,11 @@
 #!/usr/bin/perl
-# Stands in for libvirtd: starts the real one in a folder beside, passes everything on, and makes
-# garbage of each XML document in its answers. Perl's core modules only, since that is all that the
-# agent's image has.
+# Replaces libvirtd: starts the real libvirtd with another folder, forwards all messages, and corrupts
+# each document `domainCapabilities` in its replies. Uses only Perl's core modules, because the agent's
+# image has no others.
 #
 # A message of libvirt's protocol is its length (4 bytes, big-endian, itself included), then
 # program, version, procedure, type, serial and status, 4 bytes each, then the payload. Type 1 is
-# an answer.
+# a reply.
 use strict;
 use warnings;
 use IO::Select;
@@ -19,7 +19,7 @@ if (!$daemon) {
     $ENV{XDG_RUNTIME_DIR} = $behind;
     exec 'libvirtd', @ARGV or die "libvirtd: $!";
 }
-# Whoever ends this program ends the daemon with it.
+# A signal that ends this program also ends the daemon.
 $SIG{TERM} = $SIG{INT} = sub { kill 'TERM', $daemon; waitpid $daemon, 0; exit 0 };
 my $real = "$behind/libvirt/libvirt-sock";
 select undef, undef, undef, 0.01 until -S $real;
@@ -54,7 +54,7 @@ while (my @readable = $ready->can_read) {
                 my ($length, $type) = unpack 'N x12 N', $pending{$socket};
                 last if length $pending{$socket} < $length;
                 my $message = substr $pending{$socket}, 0, $length, '';
-                # Of the same length, so that the protocol is kept and only the XML is broken.
+                # Keep the length, so that the message stays valid and only the XML is broken.
                 $message =~ s{(<domainCapabilities.*</domainCapabilities>)}{garbage($1)}se if $type == 1;
                 pass($other, $message);
             }

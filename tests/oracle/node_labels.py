@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Computes a node's CPU labels from virsh's output, independently of Drydock.
 
-It shares nothing with Drydock: it uses another language and another XML parser, and implements the
+The script shares nothing with Drydock: it uses another language and another XML parser, and implements the
 rules again from their documentation. Cluster tests compare its result with the agent's labels.
 
     node_labels.py DOMCAPABILITIES BASELINE CAPABILITIES [--obsolete A,B] [--minimum FILE] [--mask A,B]

@@ -1,5 +1,5 @@
-# Prints what virsh reports of this machine, by a libvirtd of its own, as files after lines `=== name`.
-# It runs in an agent's container, whose root is read-only, and starts libvirtd as guests' pods do:
+# Prints the output of virsh about this machine, from a dedicated libvirtd, as files after lines `=== name`.
+# The script runs in an agent's container, whose root is read-only, and starts libvirtd as guests' pods do:
 # in session mode as the user qemu.
 set -eu
 folder=$(mktemp -d /tmp/virsh.XXXXXX)

@@ -50,7 +50,7 @@ def main() -> None:
         (name,) = names
         TinyImage({PATH: PackedFile(garbage())}, []).push(registry, repository, name)
     else:
-        sys.exit(f"{what!r} is neither like nor garbage")
+        sys.exit(f"{what!r} is not allowed; allowed: like, garbage")
 
 
 if __name__ == "__main__":

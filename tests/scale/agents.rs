@@ -113,7 +113,7 @@ impl Agents {
                 match agents.work(&uid).await {
                     Ok(()) => {}
                     Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
-                    Err(error) => eprintln!("an agent: {error}"),
+                    Err(error) => eprintln!("a simulated agent failed: {error}"),
                 }
                 if !agents.busy.again(&uid) {
                     return;

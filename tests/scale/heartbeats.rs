@@ -32,7 +32,7 @@ pub(crate) async fn heartbeats(requests: &Requests, world: &ScaleWorld) {
                 tokio::spawn(async move {
                     let now = json!({"spec": {"renewTime": microseconds(Timestamp::now())}});
                     if let Err(error) = api.patch(&node, &PatchParams::default(), &Patch::Merge(now)).await {
-                        eprintln!("the Lease of {node} is not renewed: {error}");
+                        eprintln!("could not renew the Lease of {node}: {error}");
                     }
                 });
             }

@@ -148,7 +148,7 @@ impl Kubelets {
                 Ok(()) => {}
                 Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return,
                 Err(error) => {
-                    eprintln!("{todo:?} of pod {}: {error}", pod.name_any());
+                    eprintln!("{todo:?} of pod {} failed: {error}", pod.name_any());
                     tokio::time::sleep(RETRY).await;
                 }
             }

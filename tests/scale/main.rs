@@ -21,7 +21,7 @@
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "it stands for many processes, each with a clock and watches, that all end with this one"
+    reason = "this process simulates many processes, whose clocks and watches all end with it"
 )]
 
 mod agents;
@@ -112,7 +112,7 @@ async fn main() -> Result<()> {
                     println!("{}", json!({"kind": "running", "count": args.vms}));
                 }
                 "count" => println!("{}", json!({"kind": "requests", "counts": requests.counted()})),
-                other => bail!("order {other:?}: allowed are machines and count"),
+                other => bail!("unknown order {other:?}; allowed: machines and count"),
             }
         }
         Ok(())

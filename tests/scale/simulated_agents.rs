@@ -457,7 +457,7 @@ fn gone(error: &kube::Error) -> bool {
 }
 
 fn complain(error: &kube::Error) {
-    eprintln!("an agent: {error}");
+    eprintln!("a simulated agent failed: {error}");
 }
 
 fn invalid(what: &'static str) -> kube::Error {

@@ -89,7 +89,7 @@ impl Cluster {
     /// If no cluster was started, or Drydock is not ready on it.
     pub async fn connect() -> Result<Self> {
         let name =
-            setting("DRYDOCK_TEST_CLUSTER").context("run by `hack/test cluster`: DRYDOCK_TEST_CLUSTER is not set")?;
+            setting("DRYDOCK_TEST_CLUSTER").context("DRYDOCK_TEST_CLUSTER is not set: use `hack/test cluster`")?;
         let description = Description::read(&name)?;
         let client = Client::try_from(description.config().await?)?;
         let listed = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
@@ -152,7 +152,7 @@ impl Cluster {
             .iter()
             .find_map(|cluster| cluster.cluster.as_ref()?.server.clone())
             .context("no server in the kubeconfig")?;
-        let rest = server.strip_prefix("https://").context("not https")?;
+        let rest = server.strip_prefix("https://").context("the server URL is not https")?;
         Ok(rest.rsplit_once(':').map_or(rest, |(host, _)| host).to_owned())
     }
 
@@ -225,7 +225,7 @@ impl Cluster {
     pub fn documented(&self, page: &str, beginning: &str, replaced: &[(&str, &str)]) -> Result<String> {
         let text = std::fs::read_to_string(repository().join(page)).with_context(|| page.to_owned())?;
         let script = documents::command(&text, beginning, replaced).with_context(|| page.to_owned())?;
-        let programs = self.description.kubectl.parent().context("kubectl is in no folder")?;
+        let programs = self.description.kubectl.parent().context("kubectl has no folder")?;
         let path = format!("{}:{}", programs.display(), setting("PATH").unwrap_or_default());
         let mut command = Command::new("bash");
         command
@@ -307,7 +307,7 @@ impl Cluster {
     pub fn shell_on_node(&self, node: &str, script: &str) -> Result<Command> {
         let description = Description::read(&self.name)?;
         let machine = description.nodes.into_iter().find(|machine| machine.name == node);
-        let machine = machine.with_context(|| format!("there is no node {node}"))?;
+        let machine = machine.with_context(|| format!("node {node} does not exist"))?;
         let pid = machine.pid.with_context(|| format!("{node} is off"))?;
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={pid}"));
@@ -324,7 +324,7 @@ impl Cluster {
             if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-agent ]; then echo ${process#/proc/}; fi
         done";
         let found = self.on_node(node, script)?;
-        found.lines().next().map(str::to_owned).context("no agent runs")
+        found.lines().next().map(str::to_owned).context("no agent process runs")
     }
 
     /// Returns a node.
@@ -493,7 +493,7 @@ impl Cluster {
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let now = DeleteParams::default().grace_period(0);
         pods.delete_collection(&now, &ListParams::default()).await?;
-        until_some(&format!("no pod to be left in {namespace}"), || async {
+        until_some(&format!("the deletion of all pods in {namespace}"), || async {
             let left = pods.list_metadata(&ListParams::default()).await?;
             Ok(left.items.is_empty().then_some(()))
         })
@@ -630,8 +630,8 @@ impl Begun {
     /// # Errors
     /// If it failed, with its output.
     pub fn finish(mut self) -> Result<String> {
-        let child = self.0.take().context("it is running")?;
-        let _stopwatch = Stopwatch::start("the rest of kubectl".to_owned());
+        let child = self.0.take().context("the process was already awaited")?;
+        let _stopwatch = Stopwatch::start("the end of kubectl".to_owned());
         let done = child.wait_with_output()?;
         let output = format!(
             "{}{}",
@@ -654,7 +654,7 @@ impl Drop for Begun {
 }
 
 /// Returns the current time, for tests that write as a kubelet, a remediator or an attacker.
-#[expect(clippy::disallowed_methods, reason = "tests play those who have a clock")]
+#[expect(clippy::disallowed_methods, reason = "tests act as components that have a clock")]
 pub fn now() -> jiff::Timestamp {
     jiff::Timestamp::now()
 }
@@ -664,7 +664,7 @@ pub fn now() -> jiff::Timestamp {
 /// # Errors
 /// If the variable is not set, since the tests are run in another way.
 pub(crate) fn program(variable: &str) -> Result<String> {
-    setting(variable).with_context(|| format!("run by `hack/test cluster`: {variable} is not set"))
+    setting(variable).with_context(|| format!("{variable} is not set: use `hack/test cluster`"))
 }
 
 /// Returns a setting of the tests from the environment.

@@ -56,8 +56,8 @@ impl Display {
         display.skip(usize::from(count))?;
         // Selects the security type None, whose result is 0.
         display.stream.write_all(&[1])?;
-        ensure!(display.read::<4>()? == [0; 4], "the display wants a password");
-        // Other viewers may stay.
+        ensure!(display.read::<4>()? == [0; 4], "the display requires a password");
+        // Shared access: other viewers may stay connected.
         display.stream.write_all(&[1])?;
         let start = display.read::<24>()?;
         let name = u32::from_be_bytes([start[20], start[21], start[22], start[23]]);
@@ -73,7 +73,7 @@ impl Display {
         let [high, low] = SIDE.to_be_bytes();
         self.stream.write_all(&[3, 0, 0, 0, 0, 0, high, low, high, low])?;
         let [kind, _, high, low] = self.read()?;
-        ensure!(kind == 0, "message {kind} instead of an update");
+        ensure!(kind == 0, "received message {kind} instead of an update");
         for _ in 0..u16::from_be_bytes([high, low]) {
             let [_, _, _, _, w1, w2, h1, h2, encoding @ ..] = self.read::<12>()?;
             ensure!(encoding == [0; 4], "encoding {encoding:?} was not requested");

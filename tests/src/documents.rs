@@ -41,7 +41,7 @@ pub(crate) fn command(page: &str, beginning: &str, replaced: &[(&str, &str)]) ->
         }
     }
     for (name, other) in replaced {
-        ensure!(text.contains(name), "no {name:?} to replace in {text}");
+        ensure!(text.contains(name), "{name:?} is not in {text}");
         text = text.replace(name, other);
     }
     Ok(text)

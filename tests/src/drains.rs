@@ -73,7 +73,7 @@ impl Cluster {
         let all = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
         all.delete_collection(&DeleteParams::background(), &ListParams::default())
             .await?;
-        until_some("no maintenance to be left", || async {
+        until_some("the deletion of all maintenances", || async {
             let left = all.list_metadata(&ListParams::default()).await?;
             Ok(left.items.is_empty().then_some(()))
         })
@@ -131,7 +131,7 @@ pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &s
         cluster.apply(manifest).await?;
     }
     for (name, _, migratable) in guests {
-        until_some(&format!("{name} to be there"), || async {
+        until_some(&format!("{name} to exist"), || async {
             Ok(cluster.instances().get_opt(name).await?)
         })
         .await?;
@@ -172,7 +172,7 @@ fn drain_arguments<'a>(node: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 /// If that does not happen in time.
 pub async fn until_on(cluster: &Cluster, name: &str, node: &str) -> Result<VirtualMachineInstance> {
     let is = |instance: &VirtualMachineInstance| node_of(instance).is_ok_and(|on| on == node);
-    until(cluster.instances(), name, &format!("it to be on {node}"), is).await
+    until(cluster.instances(), name, &format!("the guest to be on {node}"), is).await
 }
 
 /// Waits until a node's condition has a reason.
@@ -216,7 +216,7 @@ pub async fn until_drain(
         |hypervisor: &Hypervisor| of(hypervisor).is_some_and(|drain| is(&drain)),
     )
     .await?;
-    of(&hypervisor).context("no drain")
+    of(&hypervisor).context("the Hypervisor reports no drain")
 }
 
 /// Returns the guests that are still on a node: name, state and reason, sorted.

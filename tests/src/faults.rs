@@ -266,8 +266,8 @@ mod tests {
     #[test]
     fn cases_cover_every_fault_of_parts_that_exist_in_a_phase() {
         let all: BTreeSet<String> = every_case().iter().map(Case::to_string).collect();
-        assert_eq!(all.len(), every_case().len(), "two have one name");
-        // Processes of both sides, those of the cluster, and links; minus those that do not exist yet.
+        assert_eq!(all.len(), every_case().len(), "two cases have the same name");
+        // The processes of both sides, those of the cluster, and the links, minus the components that do not exist yet.
         assert_eq!(all.len(), 2 * 4 * (4 * 2 + 2 + 1) + 4 * 3 - 2 * (2 + 2) + 1);
         for case in [
             "kill agent source scheduling",
@@ -298,13 +298,13 @@ mod tests {
             let covered: BTreeSet<String> = chosen.iter().flat_map(|case| case.pairs()).collect();
             assert_eq!(covered, wanted, "seed {seed}");
             assert!(chosen.len() <= 40, "seed {seed}: {}", chosen.len());
-            assert_eq!(chosen, pairwise(seed), "seed {seed} is not always the same");
+            assert_eq!(chosen, pairwise(seed), "seed {seed} is not deterministic");
             assert!(chosen.iter().all(|case| case.is_possible()));
             different.insert(chosen);
         }
         assert!(
             different.len() > 40,
-            "seeds make little difference: {}",
+            "seeds select too few different sets: {}",
             different.len()
         );
     }

@@ -183,7 +183,7 @@ impl Cluster {
                 let instance = self.instances().get_opt(name).await.ok().flatten();
                 let status = instance.and_then(|instance| instance.status);
                 let printed = excerpt(&text);
-                Err(error).with_context(|| format!("its console printed:\n{printed}\nits status is {status:?}"))
+                Err(error).with_context(|| format!("the console printed:\n{printed}\nthe status is {status:?}"))
             }
         }
     }
@@ -193,7 +193,7 @@ impl Cluster {
     /// # Errors
     /// If that does not happen in time.
     pub async fn until_gone(&self, name: &str) -> Result<()> {
-        until_some(&format!("{name} to be gone"), || async {
+        until_some(&format!("the deletion of {name}"), || async {
             Ok(self.instances().get_opt(name).await?.is_none().then_some(()))
         })
         .await
@@ -224,7 +224,7 @@ impl Cluster {
             grace_period_seconds: Some(1),
             ..DeleteParams::default()
         };
-        until_ok("no guest to be left", || async {
+        until_ok("the deletion of all guests", || async {
             for pod in self.pods().list(&launchers).await?.items {
                 // Guests of tests need no graceful shutdown.
                 let _ = self.pods().delete(&pod.name_any(), &hurried).await;
@@ -239,7 +239,7 @@ impl Cluster {
                 for instance in &instances {
                     let name = instance.name_any();
                     let freed = self.instances().patch(&name, &PatchParams::default(), &kept).await;
-                    refused.extend(freed.err().map(|error| format!("{name} keeps its finalizers: {error}")));
+                    refused.extend(freed.err().map(|error| format!("finalizers of {name}: {error}")));
                 }
             }
             let mut left: Vec<String> = pods.iter().map(pod_left).collect();
@@ -321,7 +321,7 @@ pub fn ticks(text: &str) -> Vec<Tick> {
 /// # Errors
 /// The first number that violates this.
 pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
-    let first = ticks.first().context("the guest gave no sign of life")?;
+    let first = ticks.first().context("the guest printed no tick")?;
     for (tick, number) in ticks.iter().zip(first.number..) {
         ensure!(
             tick.boot == first.boot,
@@ -331,7 +331,7 @@ pub fn without_a_gap(ticks: &[Tick]) -> Result<()> {
         );
         ensure!(
             tick.number == number,
-            "tick {number} should be there, it is {}",
+            "expected tick {number}, found tick {}",
             tick.number
         );
     }
@@ -487,8 +487,8 @@ fn excerpt(console: &str) -> String {
 pub fn only<V>(mut map: BTreeMap<String, V>) -> Result<V> {
     match (map.pop_first(), map.is_empty()) {
         (Some((_, value)), true) => Ok(value),
-        (Some((first, _)), false) => bail!("{first} is not the only one: {:?}", map.keys()),
-        (None, _) => Err(anyhow!("there is none")),
+        (Some((first, _)), false) => bail!("expected only {first}, also found {:?}", map.keys()),
+        (None, _) => Err(anyhow!("the map is empty")),
     }
 }
 

@@ -35,7 +35,7 @@ use crate::{
 pub fn required_features(instance: &VirtualMachineInstance) -> Result<Vec<String>> {
     let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     let cpu = record.and_then(|record| record.guest_cpu.as_ref());
-    Ok(cpu.context("the CPU of the guest is not known")?.required.clone())
+    Ok(cpu.context("the status lacks the CPU of the guest")?.required.clone())
 }
 
 impl Cluster {
@@ -47,7 +47,7 @@ impl Cluster {
         let labels = self.cpu_labels(node).await?;
         let is_labelled = |feature: &String| labels.contains_key(&format!("{CPU_FEATURE}{feature}"));
         let found = required_features(instance)?.into_iter().find(is_labelled);
-        found.context("no node has a label of a feature of the guest")
+        found.context("the node has no label of a CPU feature of the guest")
     }
 
     /// Sets the masked CPU features of a node, possibly none, and waits until its agent reports that the node has them
@@ -130,7 +130,7 @@ impl Cluster {
     /// # Errors
     /// If that does not happen in time.
     pub async fn until_migration_has_been(&self, name: &str, wanted: MigrationPhase) -> Result<()> {
-        let what = format!("the migration to have been {}", wanted.as_str());
+        let what = format!("the migration to have reached {}", wanted.as_str());
         until(
             self.migrations(),
             name,
@@ -169,7 +169,7 @@ impl Cluster {
         let instance = until(
             self.instances(),
             &migration.spec.vmi_name,
-            &format!("the instance to show that {name} is over"),
+            &format!("the instance to report the end of {name}"),
             |instance: &VirtualMachineInstance| {
                 let state = instance
                     .status
@@ -188,7 +188,7 @@ impl Cluster {
     /// If that does not happen in time.
     pub async fn abort(&self, name: &str) -> Result<()> {
         self.migrations().delete(name, &DeleteParams::default()).await?;
-        until_some(&format!("{name} to be gone"), || async {
+        until_some(&format!("the deletion of {name}"), || async {
             Ok(self.migrations().get_opt(name).await?.is_none().then_some(()))
         })
         .await
@@ -323,7 +323,7 @@ pub async fn migrations_of(cluster: &Cluster, instance: &str) -> Result<Vec<Virt
 pub fn node_of(instance: &VirtualMachineInstance) -> Result<String> {
     let status = instance.status.as_ref();
     let node = status.and_then(|status| status.node_name.clone());
-    node.with_context(|| format!("{} is on no node", instance.name_any()))
+    node.with_context(|| format!("{} has no node", instance.name_any()))
 }
 
 /// The label with the node of an instance.

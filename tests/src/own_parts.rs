@@ -105,7 +105,7 @@ impl Cluster {
     /// # Errors
     /// If it takes too long.
     pub async fn until_whole(&self) -> Result<()> {
-        until_some("all of Drydock to be ready", || async {
+        until_some("all pods of Drydock to be ready", || async {
             let pods = self.own_pods().await?;
             let mut whole = pods.len() == self.nodes.len() + REPLICAS && pods.iter().all(agent::is_ready);
             for node in &self.nodes {

@@ -87,7 +87,7 @@ impl Session {
     /// # Errors
     /// If the program has ended.
     pub fn write(&mut self, text: &str) -> Result<()> {
-        let input = self.input.as_mut().context("its input is closed")?;
+        let input = self.input.as_mut().context("the program's input is closed")?;
         input.write_all(text.as_bytes())?;
         Ok(input.flush()?)
     }
@@ -101,7 +101,7 @@ impl Session {
         let found = until_some(&what, || async {
             Ok(Some(self.printed()).filter(|printed| printed.contains(text)))
         });
-        found.await.with_context(|| format!("it printed {:?}", self.printed()))
+        found.await.with_context(|| format!("output: {:?}", self.printed()))
     }
 
     /// Waits until the program has ended, and returns whether it succeeded.
@@ -117,7 +117,7 @@ impl Session {
         let status = ended.await;
         status
             .map(|status| status.success())
-            .with_context(|| format!("it printed {:?}", self.printed()))
+            .with_context(|| format!("output: {:?}", self.printed()))
     }
 }
 

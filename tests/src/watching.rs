@@ -39,7 +39,7 @@ where
     let _stopwatch = Stopwatch::start(format!("{name}: {what}"));
     match timeout(PATIENCE, await_condition(api.clone(), name, met)).await {
         Ok(Ok(Some(object))) => Ok(object),
-        Ok(Ok(None)) => Err(anyhow!("{name} has gone while waiting for {what}")),
+        Ok(Ok(None)) => Err(anyhow!("{name} was deleted while waiting for {what}")),
         Ok(Err(error)) => Err(error).context(format!("waiting for {what}")),
         Err(_) => {
             let mut last = api.get_opt(name).await.ok().flatten();
@@ -49,7 +49,7 @@ where
             let last = format!("{last:?}");
             let from = last.floor_char_boundary(last.len().saturating_sub(SHOWN));
             Err(anyhow!(
-                "{name}: waited in vain for {what}; it is now … {}",
+                "{name}: timed out waiting for {what}; the last state is … {}",
                 &last[from..]
             ))
         }
@@ -80,7 +80,7 @@ where
     F: Future<Output = Result<std::result::Result<T, String>>>,
 {
     let _stopwatch = Stopwatch::start(what.to_owned());
-    let mut last = "not there yet".to_owned();
+    let mut last = "no result yet".to_owned();
     let polling = async {
         let mut pause = SHORTEST_PAUSE;
         loop {
@@ -95,7 +95,7 @@ where
     if let Ok(result) = timeout(PATIENCE, polling).await {
         return result;
     }
-    Err(anyhow!("waited in vain for {what}; the last result was: {last}"))
+    Err(anyhow!("timed out waiting for {what}; the last result was: {last}"))
 }
 
 /// Prints the duration of a step when the step ends.

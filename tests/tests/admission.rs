@@ -331,7 +331,7 @@ async fn status_has_several_writers_and_a_final_phase_is_final() -> Result<()> {
     for phase in ["Running", "Succeeded"] {
         let status = json!({"status": {"phase": phase}});
         let message = refusal(place.merge(vm, &["--subresource=status"], &status), phase)?;
-        ensure!(message.contains("a final phase is final"), "{message}");
+        ensure!(message.contains("a final phase cannot be changed"), "{message}");
     }
     Ok(())
 }
@@ -451,7 +451,7 @@ fn check_in_flight(place: &TestNamespace, vmim: [&str; 2]) -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
     let place = TestNamespace::new().await?;
-    let message = refusal(place.apply(&migration("early", "vm"), &[]), "a move of nothing")?;
+    let message = refusal(place.apply(&migration("early", "vm"), &[]), "a migration without a VMI")?;
     ensure!(
         message.contains("the VMI \"vm\" does not exist under the cluster"),
         "{message}"
@@ -500,7 +500,7 @@ async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
         made["metadata"]["finalizers"] == json!(["kubevirt.io/migrationJobFinalize"]),
         "{made}"
     );
-    until_some("the second one to be refused", || async {
+    until_some("the second migration to be denied", || async {
         let tried = place.apply(&migration("again", "vm"), &["--dry-run=server"]);
         let expected = "in-flight migration detected. Active migration job (move)";
         Ok(tried

@@ -222,7 +222,7 @@ async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
                 }
                 MIGRATION => migration = Some(cluster.migrate(mover).await?),
                 RENEWALS => {
-                    let moved = migration.take().context("no migration has begun")?;
+                    let moved = migration.take().context("no migration was created")?;
                     cluster.until_migrated(&moved).await?;
                     streams = None;
                     drop(deployments.restart("drydock-controller").await?);

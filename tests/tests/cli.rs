@@ -30,7 +30,7 @@ fn start(cluster: &Cluster, arguments: &[&str]) -> JoinHandle<(Exit, String)> {
 /// Runs a command line, and returns its exit code and its output.
 fn run(cluster: &Cluster, arguments: &[&str]) -> Result<(Exit, String)> {
     let done = start(cluster, arguments).join();
-    done.ok().context("the command line has panicked")
+    done.ok().context("the command panicked")
 }
 
 fn names(plan: &Value, list: &str) -> Vec<String> {
@@ -50,7 +50,7 @@ fn tables_and_explanations_agree(cluster: &Cluster, node: &str) -> Result<()> {
     );
     let (exit, text) = run(cluster, &["explain", "node", &format!("node/{node}")])?;
     ensure!(
-        exit == Exit::Done && text.contains("may start there") && text.contains("moves 1, stops 1, is blocked by 0"),
+        exit == Exit::Done && text.contains("may start if") && text.contains("moves 1, stops 1, is blocked by 0"),
         "{text}"
     );
     let (exit, explained) = run(cluster, &["explain", "node", node, "-o", "json"])?;
@@ -58,7 +58,7 @@ fn tables_and_explanations_agree(cluster: &Cluster, node: &str) -> Result<()> {
     if let Some(model) = explained["cpu"]["usable"][0].as_str() {
         let (_, text) = run(cluster, &["explain", "model", model, "--node", node])?;
         ensure!(
-            exit == Exit::Done && text.contains("guests can have it on 1 of 1 nodes"),
+            exit == Exit::Done && text.contains("guests can have this model on 1 of 1 nodes"),
             "{text}"
         );
     }
@@ -105,7 +105,7 @@ async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
     );
     cluster.apply(&pinned).await?;
     cluster.until_phase("stays", Phase::Running).await?;
-    until(cluster.instances(), "mover", "whether it can move", |instance| {
+    until(cluster.instances(), "mover", "LiveMigratable", |instance| {
         let status = instance.status.as_ref();
         let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
         conditions
@@ -124,7 +124,7 @@ async fn maintenance_result_matches_the_plan() -> Result<()> {
 
     // The PDB of another pod on the node may not allow an eviction for a moment.
     let named = format!("node/{node}");
-    let plan = until_some("a plan in which nothing waits", || async {
+    let plan = until_some("a plan without waiting guests", || async {
         let (exit, plan) = run(&cluster, &["plan", &named, "-o", "json"])?;
         Ok((exit == Exit::WouldStop).then_some(plan))
     })
@@ -145,12 +145,12 @@ async fn maintenance_result_matches_the_plan() -> Result<()> {
 
     let (exit, text) = run(&cluster, &["explain", "vm", &format!("{NAMESPACE}/mover")])?;
     ensure!(
-        exit == Exit::Done && text.contains(&format!("{target} could take it")),
+        exit == Exit::Done && text.contains(&format!("{target} can run the guest")),
         "{text}"
     );
     let (_, text) = run(&cluster, &["explain", "vm", "stays", "-n", NAMESPACE])?;
     ensure!(
-        text.contains("a drain         stops it") && text.contains("does not have the label"),
+        text.contains("a drain         shuts the guest down") && text.contains("does not have the label"),
         "{text}"
     );
     let (_, text) = run(&cluster, &["top"])?;
@@ -167,10 +167,10 @@ async fn maintenance_result_matches_the_plan() -> Result<()> {
         "{text}"
     );
     let (_, text) = run(&cluster, &["maintenance", "start", &node])?;
-    ensure!(text.contains("is in maintenance already"), "{text}");
+    ensure!(text.contains("is already in maintenance"), "{text}");
     let (exit, text) = run(&cluster, &["maintenance", "show", &node])?;
     ensure!(exit == Exit::Done && text.contains("new disk"), "{text}");
-    let moved = until(cluster.instances(), "mover", "to be on another node", |instance| {
+    let moved = until(cluster.instances(), "mover", "a move to another node", |instance| {
         node_of(instance).is_ok_and(|now| now != node)
     })
     .await?;
@@ -224,7 +224,7 @@ async fn drain_is_followed_until_finished_or_cancelled() -> Result<()> {
         Ok(None)
     });
     stopped.await?;
-    let (exit, text) = watching.join().ok().context("the command line has panicked")?;
+    let (exit, text) = watching.join().ok().context("the command panicked")?;
     ensure!(exit == Exit::Cancelled, "{exit:?}: {text}");
     let last: Value = serde_json::from_str(text.lines().next_back().context("no line")?)?;
     assert_eq!(

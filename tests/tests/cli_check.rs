@@ -24,7 +24,7 @@ fn check(cluster: &Cluster, options: &[&str]) -> Result<(Exit, String)> {
         let exit = drydock_cli::run(line, &Terminal { width: 80 }, &mut out);
         (exit, String::from_utf8_lossy(&out).into_owned())
     });
-    running.join().ok().context("the command line has panicked")
+    running.join().ok().context("the command panicked")
 }
 
 /// Returns the exit code and the checks by name.
@@ -108,7 +108,7 @@ impl Case {
     async fn until_found(&self, cluster: &Cluster) -> Result<String> {
         until_ok(self.check, || async {
             let (exit, checks) = checks(cluster)?;
-            let check = checks.get(self.check).context("there is no such check")?;
+            let check = checks.get(self.check).context("the check does not exist")?;
             let finding = &check["findings"][0];
             let message = finding["message"].as_str().unwrap_or_default();
             if check["outcome"] != self.outcome || !message.contains(&self.finds) {
@@ -272,9 +272,9 @@ async fn found_and_mended(cluster: &Cluster, case: &Case) -> Result<()> {
     if case.is_remedy {
         assert_eq!(remedy, format!("kubectl {}", case.mended));
     }
-    until_ok("nothing to be found any more", || async {
+    until_ok("the check to find nothing", || async {
         let (_, found) = checks(cluster)?;
-        let check = found.get(case.check).context("there is no such check")?;
+        let check = found.get(case.check).context("the check does not exist")?;
         Ok(if check["outcome"] == "ok" {
             Ok(())
         } else {
@@ -291,8 +291,9 @@ async fn misconfigurations_are_found_and_mended() -> Result<()> {
     started_on_the_first(&cluster, &[("kept", counting("kept", "LiveMigrate"), "True")]).await?;
     let mut cases = node_cases(cluster.second());
     cases.extend(object_cases());
-    // Earlier tests may have left a replica that is not ready yet, both on one node, or an agent that reports again.
-    let before = until_ok("a cluster without errors in which none of it is wrong", || async {
+    // Earlier tests may have left a replica that is not ready, both replicas on one node, or an agent that does not
+    // report yet.
+    let before = until_ok("a cluster without any of these misconfigurations", || async {
         let (exit, found) = checks(&cluster)?;
         let before = outcomes(&found);
         let wrong: Vec<_> = cases
@@ -310,7 +311,7 @@ async fn misconfigurations_are_found_and_mended() -> Result<()> {
     for case in cases {
         found_and_mended(&cluster, &case).await?;
     }
-    until_some("everything to be as it was", || async {
+    until_some("the initial outcomes of all checks", || async {
         let (exit, found) = checks(&cluster)?;
         // Leftovers of earlier tests may have been fixed in the meantime.
         let mut found = outcomes(&found);
@@ -333,7 +334,7 @@ async fn user_without_rights_has_skipped_checks() -> Result<()> {
     );
     ensure!(
         text.contains("√ ok       the API server has a supported version")
-            && text.contains("you may not: create nodemaintenances.nodemaintenance.medik8s.io"),
+            && text.contains("missing rights: create nodemaintenances.nodemaintenance.medik8s.io"),
         "{text}"
     );
     Ok(())

@@ -76,7 +76,7 @@ async fn drain_is_drawn_on_terminals_of_80_and_40_columns() -> Result<()> {
     cluster.until_phase("pinned", Phase::Running).await?;
     for columns in [80, 40] {
         let drawn = start(&cluster, columns, &["drain", &node, "--fail-when-blocked", "1s"])?;
-        let (exit, written) = drawn.join().ok().context("the command line has panicked")?;
+        let (exit, written) = drawn.join().ok().context("the command panicked")?;
         ensure!(exit == Exit::Blocked, "{exit:?}: {written}");
         let lines = lines(&written);
         let wide = lines.iter().find(|line| line.chars().count() > columns.into());
@@ -91,7 +91,7 @@ async fn drain_is_drawn_on_terminals_of_80_and_40_columns() -> Result<()> {
     }
     cluster.no_guests().await?;
     let drawn = start(&cluster, 80, &["watch", &node, "--timeout", "120"])?;
-    let (exit, written) = drawn.join().ok().context("the command line has panicked")?;
+    let (exit, written) = drawn.join().ok().context("the command panicked")?;
     ensure!(
         exit == Exit::Done && written.contains("safe to switch off"),
         "{exit:?}: {written}"

@@ -62,7 +62,7 @@ async fn labels_follow_obsolete_models_and_the_minimum_model() -> Result<()> {
     ensure!(table.contains("IN-FORCE") && table.contains("True"), "{table}");
     cluster.delete(&["hyperconverged", "--all", "-n", "drydock"])?;
     for node in &cluster.nodes {
-        until_some("the labels as they were", || async {
+        until_some("the initial labels", || async {
             Ok((cluster.cpu_labels(node).await? == labels).then_some(()))
         })
         .await?;
@@ -216,7 +216,7 @@ async fn the_legacy_config_map_is_read_below_hyperconverged() -> Result<()> {
         .await?;
     ensure!(
         !cluster.cpu_labels(node).await?.contains_key(&penryn),
-        "the last good configuration is gone"
+        "the last good configuration is no longer in force"
     );
     cluster.configure(&[]).await?;
     cluster.until_label(node, &penryn, Some("true")).await?;

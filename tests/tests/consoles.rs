@@ -115,7 +115,7 @@ async fn moves_paused(cluster: &Cluster, name: &str) -> Result<Vec<Tick>> {
     );
     ensure!(
         ticks(&cluster.consoles(name).await?) == before,
-        "the guest ran meanwhile"
+        "the guest ran while it was paused"
     );
     Ok(before)
 }
@@ -158,7 +158,7 @@ async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
 
     cluster.virtctl(&["unpause", "vmi", "vm"])?;
     let runs = |instance: &_| condition(instance, conditions::PAUSED).0.is_empty();
-    until(cluster.instances(), "vm", "not to be paused", runs).await?;
+    until(cluster.instances(), "vm", "the end of the pause", runs).await?;
     let boots: Vec<String> = before.iter().map(|tick| tick.boot.clone()).collect();
     let more = cluster
         .until_output("vm", "a tick after the pause", |text| {

@@ -142,7 +142,7 @@ async fn a_rollout_of_agents_takes_no_share_away() -> Result<()> {
     let second = shares_in_rollout(&cluster, "second-rollout").await?;
     ensure!(
         second.iter().all(|share| share.as_deref() == Some(ALL)),
-        "the rollouts were seen in the shares: {first:?}, {second:?}"
+        "the rollouts changed the shares: {first:?}, {second:?}"
     );
     Ok(())
 }

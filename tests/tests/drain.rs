@@ -61,7 +61,7 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     for name in names {
         let instance = until_on(&cluster, name, &second).await?;
         assert_eq!(condition(&instance, types::READY).0, "True");
-        until(cluster.instances(), name, "its mark to be gone", |instance| {
+        until(cluster.instances(), name, "the removal of its mark", |instance| {
             mark_of(instance).is_none()
         })
         .await?;
@@ -105,7 +105,7 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     for name in names {
         let available = types::MIGRATION_TARGET_AVAILABLE;
         let instance = cluster.until_vm_condition(name, available, "True").await?;
-        assert_eq!(node_of(&instance)?, second, "it moved back by itself");
+        assert_eq!(node_of(&instance)?, second, "the guest moved back by itself");
         assert_eq!(mark_of(&instance), None);
     }
     cluster.no_guests().await
@@ -130,7 +130,7 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     let restarting = cluster.instances().get("restarting").await?.uid();
 
     let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=20s"]);
-    let text = format!("{:#}", refused.err().context("the drain came to an end")?);
+    let text = format!("{:#}", refused.err().context("the drain succeeded")?);
     ensure!(
         text.contains("VMI stuck is configured with an eviction strategy but is not live-migratable"),
         "{text}"
@@ -140,7 +140,7 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     let again = until(
         cluster.instances(),
         "restarting",
-        "another one",
+        "another instance",
         |instance: &VirtualMachineInstance| instance.uid() != restarting,
     )
     .await?;
@@ -148,14 +148,14 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     let stuck = cluster.instances().get("stuck").await?;
     assert_eq!(node_of(&stuck)?, first);
     assert_eq!(mark_of(&stuck), None);
-    until_drain(&cluster, &first, "what blocks evictions", |drain| {
+    until_drain(&cluster, &first, "the blocked guest", |drain| {
         left(drain) == [("stuck", RemainingState::Blocked, "NotMigratable")]
     })
     .await?;
 
     // The taint requests the drain of all guests, and the status lists the guests that stay.
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
-    let blocked = until_drain(&cluster, &first, "what blocks", |drain| drain.blocked == 1).await?;
+    let blocked = until_drain(&cluster, &first, "a blocked guest", |drain| drain.blocked == 1).await?;
     assert_eq!(left(&blocked), [("stuck", RemainingState::Blocked, "NotMigratable")]);
     until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     cluster.no_guests().await?;
@@ -260,7 +260,7 @@ async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
     let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction",
         "metadata": {"name": pod, "namespace": NAMESPACE, "annotations": {REQUESTED_BY: BY_DESCHEDULER}}});
     let evict = || cluster.kubectl_with(&["create", "--raw", &path], &eviction.to_string());
-    let text = format!("{:#}", evict().err().context("it was granted")?);
+    let text = format!("{:#}", evict().err().context("no refusal")?);
     ensure!(text.contains("Eviction triggered evacuation"), "{text}");
     let announced = (true, Some(BY_DRYDOCK.to_owned()));
     until_some("the eviction to be announced", || async {
@@ -276,10 +276,10 @@ async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
     .await?;
     // With a target, the next eviction is completed.
     cluster.kubectl(&["uncordon", &second])?;
-    evict().err().context("it was granted")?;
+    evict().err().context("no refusal")?;
     let moved = until_on(&cluster, "tidied", &second).await?;
-    ensure!(node_of(&moved)? != first, "it is still on {first}");
-    until_some("nothing to be announced", || async {
+    ensure!(node_of(&moved)? != first, "the guest is still on {first}");
+    until_some("no announced eviction", || async {
         Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
     })
     .await?;
@@ -353,13 +353,13 @@ async fn drain_without_target_reports_why_and_ends_on_uncordon() -> Result<()> {
     // Both nodes are cordoned, so the guest does not move back and forth.
     cluster.kubectl(&["cordon", &second])?;
     let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=15s"]);
-    let text = format!("{:#}", refused.err().context("the drain came to an end")?);
+    let text = format!("{:#}", refused.err().context("the drain succeeded")?);
     ensure!(
         text.contains(r#"Eviction triggered evacuation of VMI "default/waiting""#),
         "{text}"
     );
-    let waiting = until_drain(&cluster, &first, "what it waits for", |drain| drain.left == 1).await?;
-    let (name, state, reason) = *left(&waiting).first().context("nothing is left")?;
+    let waiting = until_drain(&cluster, &first, "a remaining guest", |drain| drain.left == 1).await?;
+    let (name, state, reason) = *left(&waiting).first().context("no guest is left")?;
     assert_eq!(name, "waiting");
     ensure!(
         (state == RemainingState::Blocked && reason == "NoTargetAvailable")
@@ -367,11 +367,11 @@ async fn drain_without_target_reports_why_and_ends_on_uncordon() -> Result<()> {
         "{state:?} {reason}"
     );
     cluster.kubectl(&["uncordon", &first])?;
-    until(cluster.instances(), "waiting", "its mark to be gone", |instance| {
+    until(cluster.instances(), "waiting", "the removal of its mark", |instance| {
         mark_of(instance).is_none()
     })
     .await?;
-    until_some("no migration to be under way", || async {
+    until_some("the end of all migrations", || async {
         let all = cluster.migrations().list(&ListParams::default()).await?.items;
         Ok(all
             .iter()
@@ -415,7 +415,7 @@ async fn check_mark_alone(cluster: &Cluster, name: &str, (from, to): (&str, &str
         .patch_status(name, &PatchParams::default(), &mark)
         .await?;
     until_on(cluster, name, to).await?;
-    until(cluster.instances(), name, "its mark to be gone", |instance| {
+    until(cluster.instances(), name, "the removal of its mark", |instance| {
         mark_of(instance).is_none()
     })
     .await?;
@@ -435,7 +435,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
         .limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")
         .await?;
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
-    let migration = until_some("its migration", || async {
+    let migration = until_some("a running migration", || async {
         let found = migrations_of(&cluster, name).await?;
         Ok(found
             .into_iter()
@@ -445,14 +445,17 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     let target = migration
         .status
         .and_then(|status| status.target?.pod)
-        .context("its target")?;
+        .context("no target pod")?;
     cluster.delete_pod_now(NAMESPACE, &target).await?;
     let waits = until_drain(&cluster, &first, "a wait after the first failure", |drain| {
         left(drain) == [(name, RemainingState::Waiting, "BackOff")]
     })
     .await?;
     let message = &waits.remaining[0].message;
-    ensure!(message.starts_with("1 of 10 attempts have failed ("), "{message}");
+    ensure!(
+        message.starts_with("1 of 10 migration attempts have failed ("),
+        "{message}"
+    );
 
     // Sets the status of the evacuation as before the last of ten attempts.
     let earlier = json!({"failures": 9, "lastFailure": {"uid": "an-earlier-one", "at": "2026-01-01T00:00:00Z"}});
@@ -470,7 +473,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     .await?;
     let message = &ended.remaining[0].message;
     ensure!(
-        message.starts_with("all of 10 attempts to migrate the guest have failed"),
+        message.starts_with("all 10 attempts to migrate the guest have failed"),
         "{message}"
     );
     until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
@@ -484,7 +487,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
         .patch_status(name, &PatchParams::default(), &patch)
         .await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
-    until(cluster.instances(), name, "its mark to be gone", |instance| {
+    until(cluster.instances(), name, "the removal of its mark", |instance| {
         mark_of(instance).is_none()
     })
     .await?;
@@ -510,7 +513,7 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
     let feature = cluster.labelled_feature(&guest, &second).await?;
     cluster.mask(&second, &[&feature]).await?;
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
-    let blocked = until_drain(&cluster, &first, "no target", |drain| {
+    let blocked = until_drain(&cluster, &first, "a guest without a target", |drain| {
         left(drain) == [(name, RemainingState::Blocked, "NoTargetAvailable")]
     })
     .await?;
@@ -518,8 +521,8 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
     let named = format!("masks the CPU feature {feature} by {}", mask::means());
     ensure!(message.contains(&named), "{message}");
 
-    // As if the last of eight attempts had just failed: the back-off exceeds the patience of this test.
-    let marked = until(cluster.instances(), name, "its mark", |instance| {
+    // Sets the status as if the last of eight attempts had just failed: the back-off is longer than this test waits.
+    let marked = until(cluster.instances(), name, "the mark", |instance| {
         instance
             .status
             .as_ref()
@@ -542,16 +545,16 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
     .await?;
     let message = &waits.remaining[0].message;
     ensure!(
-        message.starts_with("8 of 10 attempts have failed (TargetRefused)"),
+        message.starts_with("8 of 10 migration attempts have failed (TargetRefused)"),
         "{message}"
     );
-    until(cluster.instances(), name, "what decides to be noted", |instance| {
+    until(cluster.instances(), name, "recorded circumstances", |instance| {
         let evacuation = instance.status.as_ref().and_then(|status| status.evacuation.as_ref());
         let last = evacuation.and_then(|evacuation| evacuation.last_failure.as_ref());
         last.is_some_and(|last| last.circumstances.is_some() && !last.outdated)
     })
     .await?;
-    ensure!(migrations_of(&cluster, name).await?.is_empty(), "it was migrated");
+    ensure!(migrations_of(&cluster, name).await?.is_empty(), "the guest has moved");
 
     cluster.mask(&second, &[]).await?;
     until_on(&cluster, name, &second).await?;
@@ -601,7 +604,7 @@ async fn refused_migration_is_reported_and_retried_until_created() -> Result<()>
     })
     .await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
-    let refused = until_drain(&cluster, &first, "what is refused", |drain| {
+    let refused = until_drain(&cluster, &first, "a refused migration", |drain| {
         left(drain) == [(name, RemainingState::Blocked, "Refused")]
     })
     .await?;
@@ -629,7 +632,10 @@ async fn check_preview(cluster: &Cluster, first: &str) -> Result<()> {
     };
     let on_the_first = [("worker-1", first)];
     cluster.documented("deploy/docs/drain.md", "kubectl annotate node worker-1", &on_the_first)?;
-    let wanted = format!("{NAMESPACE}/kept would move (node {} could take it)", cluster.second());
+    let wanted = format!(
+        "{NAMESPACE}/kept would move (node {} could run the guest)",
+        cluster.second()
+    );
     let previewed = until(Api::all(cluster.client.clone()), first, &wanted, |hypervisor| {
         preview(hypervisor).is_some_and(|lines| lines.contains(&wanted))
     })
@@ -669,7 +675,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
     let pod = cluster.launcher("kept").await?.name_any();
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction");
     let evict = |dry_run: &str| cluster.kubectl_with(&["create", "--raw", &path], &eviction(&pod, dry_run));
-    let text = format!("{:#}", evict("\"dryRun\": [\"All\"]").err().context("it was granted")?);
+    let text = format!("{:#}", evict("\"dryRun\": [\"All\"]").err().context("no refusal")?);
     ensure!(
         text.contains(r#"Eviction triggered evacuation of VMI "default/kept""#),
         "{text}"
@@ -677,7 +683,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
     assert_eq!(mark_of(&cluster.instances().get("kept").await?), None);
     let other = evict("\"preconditions\": {\"uid\": \"other\"}")
         .err()
-        .context("it was granted")?;
+        .context("no refusal")?;
     let text = format!("{other:#}");
     ensure!(
         text.contains("the UID in the precondition (other) does not match the UID in record"),
@@ -688,13 +694,13 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
     let nobody = "virt-launcher-nobody";
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{nobody}/eviction");
     let result = cluster.kubectl_with(&["create", "--raw", &path], &eviction(nobody, ""));
-    let text = format!("{:#}", result.err().context("it was granted")?);
+    let text = format!("{:#}", result.err().context("no refusal")?);
     ensure!(text.contains("NotFound") || text.contains("not found"), "{text}");
 
     check_preview(&cluster, &first).await?;
     let untouched = cluster.instances().get("kept").await?;
     assert_eq!((mark_of(&untouched), node_of(&untouched)?), (None, first.clone()));
-    ensure!(migrations_of(&cluster, "kept").await?.is_empty(), "it was migrated");
+    ensure!(migrations_of(&cluster, "kept").await?.is_empty(), "the guest has moved");
 
     let theirs = format!(
         "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {{name: theirs, namespace: {NAMESPACE}}}\nspec:\n  \
@@ -709,19 +715,19 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
         let all = api.list(&ListParams::default()).await?.items;
         anyhow::Ok(all.into_iter().map(|budget| budget.name_any()).collect::<Vec<_>>())
     };
-    until_some("ours to give way", || async {
+    until_some("the deletion of our budget", || async {
         Ok((budgets().await? == ["theirs"]).then_some(()))
     })
     .await?;
-    // Now only the webhook protects it, with its own message.
-    let text = format!("{:#}", evict("\"dryRun\": [\"All\"]").err().context("it was granted")?);
+    // Now only the webhook protects the pod, and responds with its own message.
+    let text = format!("{:#}", evict("\"dryRun\": [\"All\"]").err().context("no refusal")?);
     ensure!(text.contains("Eviction triggered evacuation"), "{text}");
     cluster.delete(&["pdb", "theirs", "--namespace", NAMESPACE])?;
-    until(cluster.instances(), "kept", "the conflict to be over", |instance| {
+    until(cluster.instances(), "kept", "the end of the conflict", |instance| {
         condition(instance, types::EVICTION_BUDGET_CONFLICT).0.is_empty()
     })
     .await?;
-    until_some("ours to be back", || async {
+    until_some("our budget to be recreated", || async {
         Ok((budgets().await? == [pod.clone()]).then_some(()))
     })
     .await?;
@@ -738,7 +744,7 @@ async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
         .until_vm_condition("unresponsive", types::LIVE_MIGRATABLE, "True")
         .await?;
     let running = cluster.instances().get("unresponsive").await?;
-    assert_eq!(running.spec.eviction_strategy, None, "it was filled in");
+    assert_eq!(running.spec.eviction_strategy, None, "a default was written");
     let configured = async {
         for (strategy, wanted) in [("LiveMigrate", 1), ("None", 0)] {
             let configuration = format!(
@@ -845,18 +851,18 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
             let (status, reason) = condition(instance, types::MIGRATION_TARGET_AVAILABLE);
             (status.as_str(), reason.as_str()) == ("False", "InsufficientResources")
         };
-        let instance = until(cluster.instances(), name, "no room for it", has_no_room).await?;
+        let instance = until(cluster.instances(), name, "no room for the guest", has_no_room).await?;
         let message = target_message(&instance);
         ensure!(message.contains("of memory free of the"), "{message}");
     }
     let draining = drain_begun(&cluster, &first, &[GUESTS_ALONE, "--timeout=300s"])?;
     cluster.until_phase("yielding", Phase::Succeeded).await?;
-    until_drain(&cluster, &first, "one to be left that is blocked", |drain| {
+    until_drain(&cluster, &first, "only one blocked guest to be left", |drain| {
         drain.left == 1 && left(drain) == [("held", RemainingState::Blocked, "NoTargetAvailable")]
     })
     .await?;
     let migrations = cluster.migrations().list(&ListParams::default()).await?.items;
-    ensure!(migrations.is_empty(), "a migration was made that no node has room for");
+    ensure!(migrations.is_empty(), "a migration was created without room on a node");
 
     cluster.delete(&[
         "pod",
@@ -927,7 +933,9 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
     let instance = until_target(&cluster, "apart", "PodAntiAffinityNotMet").await?;
     let message = target_message(&instance);
     ensure!(
-        message.contains(&format!("has the pod {NAMESPACE}/away, from which it must stay apart")),
+        message.contains(&format!(
+            "has the pod {NAMESPACE}/away, which conflicts by pod anti-affinity"
+        )),
         "{message}"
     );
     // On the first node, the guest's own pod is the only one with this label.
@@ -942,12 +950,12 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
     // counts.
     let draining = drain_begun(&cluster, &first, &[GUESTS_ALONE, "--timeout=300s"])?;
     until_on(&cluster, "spread", &second).await?;
-    until_drain(&cluster, &first, "one to be left that is blocked", |drain| {
+    until_drain(&cluster, &first, "only one blocked guest to be left", |drain| {
         drain.left == 1 && left(drain) == [("apart", RemainingState::Blocked, "NoTargetAvailable")]
     })
     .await?;
     let migrations = migrations_of(&cluster, "apart").await?;
-    ensure!(migrations.is_empty(), "a migration was made that no node can take");
+    ensure!(migrations.is_empty(), "a migration was created without a suitable node");
 
     let delete = ["pod", "away", "--namespace", NAMESPACE, "--grace-period=0", "--force"];
     cluster.delete(&delete)?;

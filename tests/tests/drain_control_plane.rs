@@ -36,7 +36,7 @@ async fn pdbs_hold_without_controller_and_drain_then_continues() -> Result<()> {
         |replicas: &str| cluster.kubectl(&["-n", "drydock", "scale", "deployment/drydock-controller", replicas]);
     scaled("--replicas=0")?;
     let away = async {
-        until_some("the controller to be away", || async {
+        until_some("the deletion of the controller's pods", || async {
             let pods = cluster.kubectl(&[
                 "-n",
                 "drydock",
@@ -51,12 +51,12 @@ async fn pdbs_hold_without_controller_and_drain_then_continues() -> Result<()> {
         })
         .await?;
         let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=12s"]);
-        until_some("the pod of the guest that may be shut down to be gone", || async {
+        until_some("the end of the pod whose guest may be shut down", || async {
             let plain = cluster.instances().get("plain").await?;
             Ok(cluster.launchers_of(&plain).await?.is_empty().then_some(()))
         })
         .await?;
-        anyhow::Ok(format!("{:#}", refused.err().context("the drain came to an end")?))
+        anyhow::Ok(format!("{:#}", refused.err().context("the drain succeeded")?))
     }
     .await;
     scaled("--replicas=2")?;
@@ -85,7 +85,7 @@ async fn kill_the_leader(cluster: &Cluster) -> Result<()> {
     let node = leading
         .spec
         .and_then(|spec| spec.node_name)
-        .context("it is on no node")?;
+        .context("the pod has no node")?;
     let script = "for process in /proc/[0-9]*; do
         if [ \"$(cat $process/comm 2>/dev/null)\" = drydock-control ]; then kill -9 ${process#/proc/}; fi
     done";

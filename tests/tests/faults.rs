@@ -112,7 +112,7 @@ async fn check_broken(cluster: &Cluster, node: &str, mode: &str, reason: Option<
     );
     ensure!(
         status.facts.is_some_and(|facts| facts.virtualization.is_some()),
-        "{mode}: the facts are gone"
+        "{mode}: the facts were removed"
     );
     assert_eq!(agent::condition(&failed, "Ready").0, "True", "{mode}");
     Ok(())
@@ -187,7 +187,7 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
     for process in ["libvirtd", "qemu-system", "sleep"] {
         ensure!(
             !left.lines().any(|name| name.starts_with(process)),
-            "{process} was left behind:\n{left}"
+            "{process} is still running:\n{left}"
         );
     }
     let uid = cluster.agent_pod(node).await?.uid().unwrap_or_default();
@@ -235,7 +235,7 @@ async fn a_killed_agent_comes_back_and_no_label_moves() -> Result<()> {
         let labels = state.labels();
         ensure!(
             before.iter().all(|(key, value)| labels.get(key) == Some(value)),
-            "a label went away: {labels:?}"
+            "a label was removed or changed: {labels:?}"
         );
     }
     Ok(())

@@ -43,7 +43,7 @@ async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()>
     let began = until(
         cluster.instances(),
         name,
-        "to have what its guest agent reports",
+        "the data of the guest agent in the status",
         has_agent_data,
     )
     .await?;
@@ -83,7 +83,7 @@ async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()>
         let interfaces = instance.status.as_ref().map(|status| status.interfaces.as_slice());
         has_agent_data(instance) && interfaces.is_some_and(|interfaces| interfaces[0].ip_address == there)
     };
-    let moved = until(cluster.instances(), name, "to have its new address", elsewhere).await?;
+    let moved = until(cluster.instances(), name, "the guest's new address", elsewhere).await?;
     let after = moved.status.unwrap_or_default();
     assert_eq!(&after.guest_os_info, os);
     assert_eq!(after.interfaces[0].info_source, interface.info_source);
@@ -132,7 +132,7 @@ impl Freezing<'_> {
             let status = instance.status.clone().unwrap_or_default();
             (status.fs_freeze_status.as_deref() == Some("frozen")) == frozen
         };
-        until(self.cluster.instances(), self.name, "its file systems", is_reported)
+        until(self.cluster.instances(), self.name, "the freeze status", is_reported)
             .await
             .map(drop)
     }
@@ -151,7 +151,7 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     let name = "frozen";
     cluster.apply(&with_file_system(name)).await?;
     cluster.until_console(name, "mounted").await?;
-    until(cluster.instances(), name, "the data of its agent", has_agent_data).await?;
+    until(cluster.instances(), name, "the guest agent's data", has_agent_data).await?;
     let guest = Freezing {
         cluster: &cluster,
         name,
@@ -193,9 +193,9 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     // The guest moves with frozen file systems, and thaws on its new node.
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
-    until(cluster.instances(), name, "the data of its agent there", has_agent_data).await?;
+    until(cluster.instances(), name, "the guest agent's new data", has_agent_data).await?;
     guest.until_reported(true).await?;
-    ensure!(guest.is_frozen()?, "it was thawed by its migration");
+    ensure!(guest.is_frozen()?, "the migration thawed the guest");
     guest.put("unfreeze", &json!({}))?;
     guest.until_reported(false).await?;
     ensure!(!guest.is_frozen()?);
@@ -280,7 +280,7 @@ async fn credentials_set_by_the_guest_agent_follow_the_secrets() -> Result<()> {
     cluster.apply(&secrets("ssh-ed25519 A a", "first")).await?;
     cluster.apply(&with_credentials(name)).await?;
     cluster.until_console(name, "drydock-guest ready").await?;
-    until(cluster.instances(), name, "its credentials", is_synchronized).await?;
+    until(cluster.instances(), name, "the credentials", is_synchronized).await?;
     let first = hash_beside(&cluster, name, "ssh-ed25519 A a").await?;
     ensure!(!first.is_empty(), "root has no password");
 
@@ -290,7 +290,7 @@ async fn credentials_set_by_the_guest_agent_follow_the_secrets() -> Result<()> {
     until(
         cluster.instances(),
         name,
-        "its credentials on the other node",
+        "the credentials of the guest on the other node",
         is_synchronized,
     )
     .await?;
@@ -307,7 +307,7 @@ async fn credentials_set_by_the_guest_agent_follow_the_secrets() -> Result<()> {
     cluster.pods().patch(&pod, &PatchParams::default(), &patch).await?;
     let second = hash_beside(&cluster, name, "ssh-ed25519 B b").await?;
     assert_ne!(first, second);
-    until(cluster.instances(), name, "its new credentials", is_synchronized).await?;
+    until(cluster.instances(), name, "the new credentials", is_synchronized).await?;
     cluster.kubectl(&["delete", "vm", name])?;
     cluster.no_guests().await
 }

@@ -108,7 +108,7 @@ async fn guest_has_requested_devices_also_after_a_migration() -> Result<()> {
         .await?
         .status
         .and_then(|status| status.pod_ip);
-    let address = address.context("its pod has no address")?;
+    let address = address.context("the pod has no address")?;
     ensure!(console.contains(&format!("address eth0 {address}/")), "{console}");
     let before = devices(&cluster, name).await?;
     for device in PRESENT {

@@ -26,7 +26,7 @@ fn on(node: &str, instance: &str) -> String {
 
 /// Waits until a node is ready, or not ready.
 async fn until_ready(cluster: &Cluster, node: &str, ready: bool) -> Result<Node> {
-    let what = format!("its kubelet to be there: {ready}");
+    let what = format!("the node to be ready: {ready}");
     until(Api::all(cluster.client.clone()), node, &what, |node: &Node| {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         let found = conditions.into_iter().flatten().find(|one| one.type_ == "Ready");
@@ -111,8 +111,8 @@ async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
 
     let after = as_it_is(&cluster, "steady").await?;
     assert_eq!(after.0.uid(), before.0.uid());
-    assert_eq!(after.1, before.1, "another pod");
-    assert_eq!(after.2, before.2, "its status went to and fro");
+    assert_eq!(after.1, before.1, "the guest is in another pod");
+    assert_eq!(after.2, before.2, "the status changed in between");
     assert_eq!(agent::restarts(&cluster.agent_pod(&node).await?), restarts);
     without_a_gap(&ticks(&cluster.console("steady").await?))?;
     without_a_gap(&only(collector.stop().await)?)?;
@@ -147,8 +147,8 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
             .until_vm_condition("deleted", types::FENCING_REQUIRED, "True")
             .await?;
         let status = fenced.status.unwrap_or_default();
-        assert_eq!(status.phase, Some(Phase::Running), "unknown is not gone");
-        ensure!(!status.active_pods.is_empty(), "its pod was forgotten");
+        assert_eq!(status.phase, Some(Phase::Running), "an unreachable guest was ended");
+        ensure!(!status.active_pods.is_empty(), "the pod is missing");
         let message = status
             .conditions
             .iter()
@@ -174,19 +174,19 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
     assert_eq!(
         status.drydock.unwrap_or_default().ended_pods,
         [pod.uid().unwrap_or_default()],
-        "its agent did not report that it saw it end"
+        "the agent did not report the end of the pod"
     );
     cluster.delete(&["vmi", "deleted"])?;
 
     until_agent(&cluster, &node).await?;
-    let ready_again = until_some("nothing but the agent's word that it is ready", || async {
+    let ready_again = until_some("the readiness reported by the agent", || async {
         let kept = cluster.instances().get("kept").await?;
         Ok((condition(&kept, "Ready") == ("True".into(), String::new())).then_some(kept))
     });
     ready_again.await?;
     let after = as_it_is(&cluster, "kept").await?;
-    assert_eq!(after.1, before.1, "another pod");
-    let console = until_some("more of its console", || async {
+    assert_eq!(after.1, before.1, "the guest is in another pod");
+    let console = until_some("more console output", || async {
         let text = cluster.console("kept").await.unwrap_or_default();
         Ok((ticks(&text).len() > ticks_before + 150).then_some(text))
     })
@@ -283,8 +283,8 @@ async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()
     collector.until_more(&second, 20).await?;
     cluster.delete(&["vm", "forced"])?;
     let order = collector.in_order().await;
-    let last_of_first = order.iter().rposition(|tick| tick.boot == boot).context("no first")?;
-    let first_of_second = order.iter().position(|tick| tick.boot == second).context("no second")?;
+    let last_of_first = order.iter().rposition(|tick| tick.boot == boot).context("first boot")?;
+    let first_of_second = order.iter().position(|tick| tick.boot == second).context("next boot")?;
     ensure!(
         last_of_first < first_of_second,
         "two guests at once: {:?}",
@@ -348,8 +348,8 @@ async fn guest_of_deleted_node_never_runs_on_two_nodes() -> Result<()> {
     let (second, new_node) = elsewhere?;
     assert_ne!(new_node.as_deref(), Some(node.as_str()));
     let order = collector.in_order().await;
-    let last_of_first = order.iter().rposition(|tick| tick.boot == boot).context("no first")?;
-    let first_of_second = order.iter().position(|tick| tick.boot == second).context("no second")?;
+    let last_of_first = order.iter().rposition(|tick| tick.boot == boot).context("first boot")?;
+    let first_of_second = order.iter().position(|tick| tick.boot == second).context("next boot")?;
     ensure!(
         last_of_first < first_of_second,
         "two guests at once: {:?}",

@@ -64,7 +64,7 @@ async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String;
         let line = console
             .lines()
             .find(|line| line.contains("disk holds"))
-            .context("no line")?;
+            .context("no line of the guest")?;
         *content = line.trim().to_owned();
         cluster.until_phase(name, Phase::Running).await?;
         cluster.delete(&["vmi", name])?;
@@ -108,7 +108,7 @@ async fn claim_keeps_written_data_and_empty_disk_does_not() -> Result<()> {
     // The disk is as large as the free space permits, and has the same size the second time.
     let sectors = |line: &str| line.rsplit("of ").next().map(str::to_owned);
     assert_eq!(sectors(&first), sectors(&second));
-    ensure!(files?.ends_with("REMEMBER"), "the volume does not have it");
+    ensure!(files?.ends_with("REMEMBER"), "the volume lacks the written text");
 
     let empty = format!("emptyDisk: {{capacity: {SIZE}Mi}}");
     let [first, second] = twice(

@@ -210,7 +210,7 @@ async fn guest_survives_agent_kill_rollout_and_libvirtd_kill() -> Result<()> {
             .find(|condition| condition.type_ == "Ready")
             .and_then(|condition| condition.last_transition_time)
     };
-    assert_eq!(since(&after), since(&before), "it was not Ready for a while");
+    assert_eq!(since(&after), since(&before), "the instance was not Ready for a while");
     assert_eq!(cluster.launcher("steady").await?.uid(), pod.uid());
     without_a_gap(&only(collector.stop().await)?)?;
     without_a_gap(&ticks(&cluster.console("steady").await?))?;
@@ -283,7 +283,7 @@ async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<(
     };
     ensure!(needs(&before, "Penryn")?, "{:?}", before.spec);
     cluster.configure(&[("min-cpu-model", "Nehalem")]).await?;
-    let after = until_some("a pod that needs the other minimum", || async {
+    let after = until_some("a pod that requires the other minimum", || async {
         let pod = cluster.launcher("nowhere").await.ok();
         Ok(match pod {
             Some(pod) if needs(&pod, "Nehalem")? => Some(pod),
@@ -352,7 +352,7 @@ async fn missing_secret_is_named_until_created() -> Result<()> {
     let message = found.and_then(|found| found.message.clone()).unwrap_or_default();
     ensure!(
         status.reason.as_deref() == Some("FailedMount")
-            && message.contains(&format!("Secret login is not there in namespace {NAMESPACE}")),
+            && message.contains(&format!("Secret login does not exist in namespace {NAMESPACE}")),
         "{:?}: {message}",
         status.reason
     );
@@ -362,7 +362,7 @@ async fn missing_secret_is_named_until_created() -> Result<()> {
     cluster.delete(&["secret", "login"])?;
     running?;
     let settled = |instance: &VirtualMachineInstance| condition(instance, "Synchronized").0.is_empty();
-    until(cluster.instances(), "secretive", "nothing missing any more", settled).await?;
+    until(cluster.instances(), "secretive", "no missing objects", settled).await?;
     cluster.no_guests().await
 }
 
@@ -448,10 +448,10 @@ async fn deleted_instance_shuts_the_guest_down_and_leaves_nothing() -> Result<()
     log.read_to_string(&mut text).await?;
     ensure!(
         text.contains("drydock-guest power off"),
-        "it was not shut down:\n{text}"
+        "the guest was not shut down:\n{text}"
     );
     cluster.until_gone("leaving").await?;
-    until_some("its pod to be gone", || async {
+    until_some("the deletion of the pod", || async {
         Ok(cluster.pods().get_opt(&pod.name_any()).await?.is_none().then_some(()))
     })
     .await?;

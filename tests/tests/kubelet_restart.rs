@@ -96,7 +96,7 @@ async fn run_another(cluster: &Cluster, node: &str, image: &str) -> Result<()> {
     let ended = until(
         cluster.pods(),
         name,
-        "a pod that came after the restart to run",
+        "the end of a pod created after the restart",
         |pod: &Pod| ["Succeeded", "Failed"].contains(&phase(pod)),
     )
     .await?;
@@ -187,7 +187,7 @@ async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
     let late = cluster.launcher("late").await?;
     ensure!(
         late.spec.is_some_and(|spec| spec.node_name.is_none()),
-        "a guest was sent to a node without an agent"
+        "a guest was scheduled to a node without an agent"
     );
     Ok(())
 }
@@ -210,7 +210,7 @@ async fn kubelet_restart_ends_no_guest_despite_changed_labels() -> Result<()> {
     cluster.no_guests().await?;
     let forged = format!("{}Forged", keys::CPU_MODEL);
     cluster.label(&node, &[(&forged, Some("true"))]).await?;
-    until_some("the labels of the guests to be gone", || async {
+    until_some("the removal of the labels of the guests", || async {
         let node = cluster.node(&node).await?;
         let left = node
             .labels()

@@ -80,7 +80,7 @@ async fn scheduler_places_pods_by_cpu_feature_and_model_labels() -> Result<()> {
             })
             .await?;
             let node = placed.spec.and_then(|spec| spec.node_name).unwrap_or_default();
-            assert_eq!(node, whole, "{name} wants {label}");
+            assert_eq!(node, whole, "{name} requires {label}");
             cluster.delete_pod_now("default", &name).await?;
         }
     }
@@ -123,7 +123,7 @@ async fn tampered_labels_are_restored_and_foreign_labels_kept() -> Result<()> {
     changes.push((&real, None));
     changes.push((keys::SCHEDULABLE, Some("false")));
     cluster.label(node, &changes).await?;
-    until_some("the labels as they were", || async {
+    until_some("the initial labels", || async {
         let labels = cluster.node(node).await?.metadata.labels.unwrap_or_default();
         let schedulable = labels.get(keys::SCHEDULABLE).is_some_and(|value| value == "true");
         Ok((schedulable && cluster.cpu_labels(node).await? == before).then_some(()))
@@ -131,11 +131,11 @@ async fn tampered_labels_are_restored_and_foreign_labels_kept() -> Result<()> {
     .await?;
     let now = cluster.node(node).await?;
     for key in foreign {
-        ensure!(now.labels().contains_key(key), "{key} is not ours to remove");
+        ensure!(now.labels().contains_key(key), "{key} of another owner was removed");
     }
     cluster.label(node, &foreign.map(|key| (key, None))).await?;
     let events = cluster.node_events(node, reasons::events::LABELS_CHANGED).await?;
-    ensure!(!events.is_empty(), "no event counts the labels");
+    ensure!(!events.is_empty(), "no event reports the changed labels");
     Ok(())
 }
 

@@ -66,7 +66,7 @@ fn sets(cluster: &Cluster) -> Api<VirtualMachineInstanceReplicaSet> {
 
 async fn clean() -> Result<Cluster> {
     let cluster = Cluster::without_guests().await?;
-    until_some("no machine to be left", || async {
+    until_some("the deletion of all machines", || async {
         let left = machines(&cluster).list(&ListParams::default()).await?.items;
         Ok(left.is_empty().then_some(()))
     })
@@ -170,7 +170,7 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
             let stays = until(
                 cluster.instances(),
                 name,
-                "its end",
+                "a final phase",
                 |instance: &VirtualMachineInstance| {
                     let phase = instance.phase();
                     phase.is_some_and(Phase::is_final)
@@ -180,7 +180,7 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
             assert_eq!(stays.uid().as_deref(), Some(uid), "{name}");
             until_printable_status(cluster, name, &["Stopped"]).await?;
             let still = cluster.instances().get(name).await?;
-            assert_eq!(still.uid().as_deref(), Some(uid), "{name} was made anew");
+            assert_eq!(still.uid().as_deref(), Some(uid), "{name} was recreated");
         }
     }
     Ok(())
@@ -282,16 +282,16 @@ async fn halted_stops_the_guest_and_deleted_machine_leaves_nothing() -> Result<(
     strategy("Always")?;
     let running = until_running(&cluster, name, None).await?;
     cluster.kubectl(&["delete", "vm", name, "--wait=false"])?;
-    until_some("the machine to be gone", || async {
+    until_some("the deletion of the machine", || async {
         Ok(machines(&cluster).get_opt(name).await?.is_none().then_some(()))
     })
     .await?;
     ensure!(
         cluster.instances().get_opt(name).await?.is_none(),
-        "its instance is left"
+        "the instance still exists"
     );
     let pods = ListParams::default().labels(&format!("{}={running}", names::CREATED_BY));
-    until_some("its pods to be gone", || async {
+    until_some("the deletion of the pods", || async {
         Ok(cluster.pods().list(&pods).await?.items.is_empty().then_some(()))
     })
     .await
@@ -463,7 +463,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     let before = members(&cluster, name).await?;
     let victim = before.first().context("no members")?;
     bring_about(&cluster, &victim.name_any(), GuestEnd::Crashes).await?;
-    until_some("another one in its place", || async {
+    until_some("a replacement", || async {
         let now = members(&cluster, name).await?;
         let replaced = !now.iter().any(|member| member.uid() == victim.uid());
         Ok((replaced && now.len() == 3).then_some(()))
@@ -474,7 +474,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     // An evicted instance is replaced, too.
     let evicted = members(&cluster, name).await?.pop().context("no members")?;
     bring_about(&cluster, &evicted.name_any(), GuestEnd::PodEvicted).await?;
-    until_some("another one in its place", || async {
+    until_some("a replacement", || async {
         let now = members(&cluster, name).await?;
         let replaced = !now.iter().any(|member| member.uid() == evicted.uid());
         Ok((replaced && now.len() == 3).then_some(()))
@@ -510,7 +510,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
 
     // Deleting the set deletes its instances.
     cluster.kubectl(&["delete", "vmirs", name])?;
-    until_some("its instances to be gone", || async {
+    until_some("the deletion of the instances", || async {
         let left = cluster.instances().list(&ListParams::default()).await?.items;
         Ok(left.is_empty().then_some(()))
     })
@@ -535,7 +535,7 @@ async fn relabelled_instance_leaves_the_set_and_is_replaced() -> Result<()> {
     )
     .await?;
     assert_eq!(free.uid(), first.uid());
-    until_some("another one in its place", || async {
+    until_some("a replacement", || async {
         Ok((members(&cluster, name).await?.len() == 1).then_some(()))
     })
     .await?;
@@ -597,9 +597,9 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
         let found = guests::condition(&instance, "Ready");
         assert_eq!(found, ("False".into(), "ContainersNotReady".into()), "{name}");
         let pod = cluster.launcher(name).await?;
-        ensure!(!is_ready(&pod), "{name}: Services must not send to it");
+        ensure!(!is_ready(&pod), "{name}: Services must not use the pod");
     }
-    until(cluster.instances(), "dead", "to be started anew", |instance| {
+    until(cluster.instances(), "dead", "a new instance", |instance| {
         instance.uid() != first.uid()
     })
     .await?;
@@ -617,10 +617,10 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
         .context("a target")?;
     ensure!(
         !is_ready(&cluster.pods().get(&target).await?),
-        "{target} has no guest yet"
+        "{target} is ready without a guest"
     );
     cluster.until_migrated(&migration).await?;
-    until(cluster.pods(), &target, "to be ready", is_ready).await?;
+    until(cluster.pods(), &target, "readiness", is_ready).await?;
     for name in ["web", "port"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
         cluster
@@ -633,7 +633,7 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
 
 /// Waits for the instance of a machine and returns it.
 async fn until_vm(cluster: &Cluster, name: &str) -> Result<VirtualMachineInstance> {
-    until_some("its instance", || async {
+    until_some("the instance", || async {
         Ok(cluster.instances().get_opt(name).await?)
     })
     .await

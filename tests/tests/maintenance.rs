@@ -208,7 +208,7 @@ impl MaintenanceCluster {
 
     async fn until_evicted(&self, name: &str) -> Result<()> {
         let leaves = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
-        until(self.pods(), name, "its eviction", leaves).await.map(drop)
+        until(self.pods(), name, "an eviction", leaves).await.map(drop)
     }
 
     /// Reports the end of a pod, as its kubelet does.
@@ -258,7 +258,7 @@ async fn until_of(
         Ok(met.then_some(object))
     })
     .await;
-    found.with_context(|| format!("it is now {:?}", last.lock().ok().and_then(|last| last.clone())))
+    found.with_context(|| format!("last state: {:?}", last.lock().ok().and_then(|last| last.clone())))
 }
 
 fn drained(status: &NodeMaintenanceStatus) -> &str {
@@ -567,7 +567,7 @@ async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
     world.cluster.kubectl(&["uncordon", "ghost-b"])?;
     let (type_, _) = world.until_event("ghost-b", "CordonedAgain").await?;
     assert_eq!(type_, "Warning");
-    until(world.api::<Node>(), "ghost-b", "being cordoned again", is_cordoned).await?;
+    until(world.api::<Node>(), "ghost-b", "another cordon", is_cordoned).await?;
     assert_eq!(
         world.until_phase(group, "ghost-b", "Succeeded").await?.phase.as_deref(),
         Some("Succeeded")
@@ -686,7 +686,7 @@ async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Resul
     assert_eq!((status.total_pods, status.eviction_pods), (Some(2), Some(2)));
     let log = std::fs::read_to_string(world.cluster.audit_log())?;
     let mut accepted: BTreeMap<String, usize> = BTreeMap::new();
-    let since = log.get(before..).context("the audit log was begun anew")?;
+    let since = log.get(before..).context("the audit log was truncated")?;
     for event in since
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
@@ -735,7 +735,7 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
         .patch("node-ghost-b", &PatchParams::default(), &Patch::Merge(&stolen))
         .await?;
     let status = world
-        .until(group, "ghost-b", "being given back", |status| {
+        .until(group, "ghost-b", "the end", |status| {
             drained(status) == "LeaseLost" && status.completion_time.is_some()
         })
         .await?;
@@ -848,7 +848,7 @@ async fn ending_namespace_and_finalizer_of_a_pod_are_waited_for() -> Result<()> 
         .api::<Namespace>()
         .delete("ending", &DeleteParams::default())
         .await?;
-    until(pods.clone(), "kept", "its deletion", |pod: &Pod| {
+    until(pods.clone(), "kept", "a deletion", |pod: &Pod| {
         pod.metadata.deletion_timestamp.is_some()
     })
     .await?;
@@ -875,7 +875,7 @@ async fn maintenance_timeout_fails_and_gives_the_node_back() -> Result<()> {
         .create(group, "ghost-a", &json!({"nodeName": "ghost-a", "timeout": "3s"}))
         .await?;
     let status = world
-        .until(group, "ghost-a", "being given back", |status| {
+        .until(group, "ghost-a", "the end", |status| {
             drained(status) == "TimedOut" && status.completion_time.is_some()
         })
         .await?;
@@ -906,14 +906,14 @@ async fn a_blocked_node_holds_up_no_other() -> Result<()> {
     let made = join_all(names.iter().map(|name| world.maintain(group, name))).await;
     made.into_iter().collect::<Result<Vec<_>>>()?;
     let created = start.elapsed();
-    until_some("all nodes to be closed", || async {
+    until_some("all nodes to be cordoned", || async {
         let list = ListParams::default().labels(MADE);
         let nodes = world.api::<Node>().list(&list).await?;
         Ok(nodes.items.iter().all(is_cordoned).then_some(()))
     })
     .await?;
     println!(
-        "50 maintenances: created after {created:?}, all nodes closed after {:?}",
+        "50 maintenances: created after {created:?}, all nodes cordoned after {:?}",
         start.elapsed()
     );
     world.until_reason(group, "ghost-stuck", "BlockedByBudget").await?;

@@ -141,8 +141,8 @@ impl Moved<'_> {
             came,
         } = *self;
         let [left_uid, came_uid] = [left, came].map(|pod| pod.uid().unwrap_or_default());
-        ensure!(left_uid != came_uid, "it is in the same pod");
-        let settled = until(cluster.instances(), name, "the report of its new agent", |instance| {
+        ensure!(left_uid != came_uid, "the guest is in the same pod");
+        let settled = until(cluster.instances(), name, "the new agent's report", |instance| {
             let status = instance.status.clone().unwrap_or_default();
             let pods: Vec<_> = status.active_pods.iter().collect();
             instance.labels().get(NODE_LABEL) == Some(target)
@@ -166,7 +166,7 @@ impl Moved<'_> {
             "{state:?}"
         );
         let address = came.status.as_ref().and_then(|status| status.pod_ip.clone());
-        until(cluster.instances(), name, "its new address", |instance| {
+        until(cluster.instances(), name, "the new address", |instance| {
             let interfaces = instance.status.clone().unwrap_or_default().interfaces;
             interfaces
                 .first()
@@ -262,7 +262,7 @@ async fn check_logs(cluster: &Cluster, migration: &VirtualMachineInstanceMigrati
 async fn check_disks(cluster: &Cluster, name: &str, before: &Disks) -> Result<()> {
     let more = before.lines + 60;
     let now = cluster
-        .until_output(name, "what is on its disks now", |text| {
+        .until_output(name, "the disks' new content", |text| {
             disks(text).ok()?.last().filter(|disks| disks.lines > more).cloned()
         })
         .await?;
@@ -273,7 +273,7 @@ async fn check_disks(cluster: &Cluster, name: &str, before: &Disks) -> Result<()
         .map(|disks| disks.sums)
         .filter(|sums| *sums != before.sums)
         .collect();
-    ensure!(sums.is_empty(), "not always: {sums:?}");
+    ensure!(sums.is_empty(), "the disks had other content: {sums:?}");
     without_a_gap(&ticks(&console))
 }
 
@@ -290,7 +290,7 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     let before = cluster.until_vm_condition(name, "Ready", "True").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let disks_before = cluster
-        .until_output(name, "what is on its disks", |text| disks(text).ok()?.last().cloned())
+        .until_output(name, "the disks' content", |text| disks(text).ok()?.last().cloned())
         .await?;
     let left = cluster.launcher(name).await?;
     let source = node_of(&before)?;
@@ -317,8 +317,8 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
 
     // Checks the pods.
     let ended = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
-    until(cluster.pods(), &left.name_any(), "its end", ended).await?;
-    until(cluster.pods(), &came.name_any(), "to be ready", agent::is_ready).await?;
+    until(cluster.pods(), &left.name_any(), "the end", ended).await?;
+    until(cluster.pods(), &came.name_any(), "readiness", agent::is_ready).await?;
 
     // Checks the migration, and the events of both objects.
     moved.check_migration(&cluster).await?;
@@ -366,7 +366,7 @@ async fn guest_moves_back_and_forth_and_five_migrations_are_kept() -> Result<()>
             .await
             .with_context(|| format!("round {round}"))?;
         let now = node_of(&instance)?;
-        ensure!(now != node, "round {round}: it is still on {node}");
+        ensure!(now != node, "round {round}: the guest is still on {node}");
         node = now;
         made.push(migration);
         println!("round {round}: {:?}", begun.elapsed());
@@ -418,7 +418,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     let pending = cluster.migrate("waits").await?;
     // The queue decides whether the migration already has a pod; the guest has not started to move.
     let begun = |migration: &VirtualMachineInstanceMigration| matches!(migration.phase(), Some(phase) if phase < MigrationPhase::PreparingTarget);
-    let waits = until(cluster.migrations(), &pending, "to wait", begun).await?;
+    let waits = until(cluster.migrations(), &pending, "a wait", begun).await?;
     println!("{:?}", waits.phase());
     for (name, migration) in [("waits", &pending), ("placed", &scheduled)] {
         cluster.abort(migration).await?;
@@ -518,12 +518,12 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
     for pod in cluster.launchers_of(&running).await? {
         cluster.delete_pod_now(NAMESPACE, &pod.name_any()).await?;
     }
-    let ended = until(cluster.migrations(), &migration, "to be over", |migration| {
+    let ended = until(cluster.migrations(), &migration, "the end", |migration| {
         migration.phase().is_some_and(MigrationPhase::is_final)
     })
     .await?;
     assert_eq!(ended.phase(), Some(MigrationPhase::Failed), "{}", summary(&ended));
-    let over = until(cluster.instances(), "torn", "to be over", |instance| {
+    let over = until(cluster.instances(), "torn", "the end", |instance| {
         let phase = instance.phase();
         phase.is_some_and(Phase::is_final)
     })
@@ -576,7 +576,7 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
     let feature = required
         .iter()
         .find(|feature| labels.contains_key(&format!("{}{feature}", labels::CPU_FEATURE)))
-        .context("no node has a label of a feature of the guest")?;
+        .context("the node has no label of a CPU feature of the guest")?;
     let key = format!("{}{feature}", labels::CPU_FEATURE);
 
     // The labels of no node match.
@@ -656,10 +656,10 @@ async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
 
     // Only the target masks the feature: the guest would carry the feature to this node.
     cluster.mask(target, &[&feature]).await?;
-    available("no target, since it masks the feature", false).await?;
-    // On both nodes: the guest already has the feature on a node that masks it.
+    available("no target, because it masks the feature", false).await?;
+    // Both nodes mask the feature: the guest already uses it on a node that masks it.
     cluster.mask(&source, &[&feature]).await?;
-    available("a target that masks the feature as its own node does", true).await?;
+    available("a target that masks the feature like the source", true).await?;
     let migration = cluster.migrate(name).await?;
     let (_, after) = cluster.until_migrated(&migration).await?;
     assert_eq!(&node_of(&after)?, target);
@@ -674,9 +674,9 @@ async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
     let migration = cluster.migrate(name).await?;
     let (_, after) = cluster.until_migrated(&migration).await?;
     assert_eq!(node_of(&after)?, source);
-    available("no target, since it masks the feature still", false).await?;
+    available("no target, because it still masks the feature", false).await?;
     cluster.mask(target, &[]).await?;
-    available("a target once it masks nothing", true).await?;
+    available("a target without a mask", true).await?;
     collector.until_more(&boot, 20).await?;
     without_a_gap(&only(collector.stop().await)?)?;
     cluster.no_guests().await
@@ -721,13 +721,13 @@ async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()
             .count()
     };
     let most = states.iter().map(moving).max();
-    assert_eq!(most, Some(2), "so many moved at once");
+    assert_eq!(most, Some(2), "migrations at the same time");
     let waited_for: BTreeSet<(String, String)> = states.iter().flat_map(BTreeMap::values).filter_map(waiting).collect();
-    println!("they waited for {waited_for:#?}");
+    println!("the migrations waited for {waited_for:#?}");
     let first = &states
         .iter()
         .find(|state| state.len() == names.len())
-        .context("not all were there")?;
+        .context("no state has all migrations")?;
     let mut at_once = 0;
     for (name, migration) in *first {
         let waits = waiting(migration).is_some() || migration.phase() >= Some(MigrationPhase::Scheduling);
@@ -735,12 +735,12 @@ async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()
         // A migration that starts immediately has no reason to wait, and its status is written only after its pod was
         // created.
         at_once += usize::from(!waits && !later);
-        ensure!(at_once <= 2, "{name} waited without a word");
+        ensure!(at_once <= 2, "{name} waited without a reported reason");
     }
     for limit in ["ClusterLimit", "PlacementLimit"] {
         ensure!(
             waited_for.iter().any(|(reason, _)| reason == limit),
-            "nobody waited for {limit}: {waited_for:?}"
+            "no migration waited for {limit}: {waited_for:?}"
         );
     }
     for name in names {
@@ -842,13 +842,13 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
         let migration = cluster.migrate(name).await?;
         cluster.until_migrated(&migration).await?;
         let one = cluster.until_one_pod(name).await?;
-        until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
+        until(cluster.pods(), &one.name_any(), "readiness", agent::is_ready).await?;
         let over = responses().len();
-        until_some("responses of the guest that has moved", well(30)).await?;
+        until_some("responses of the migrated guest", well(30)).await?;
         let all = responses();
         let lost = |from: usize, to: usize| all[from..to].iter().filter(|response| *response == "lost").count();
         println!(
-            "{} requests while it moved, {} of them lost; {} lost later",
+            "{} requests during the migration, {} of them lost; {} lost later",
             over - begun,
             lost(begun, over),
             lost(over, all.len())
@@ -878,7 +878,7 @@ async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
     let first = cluster.launcher(name).await?;
     let address = first.status.and_then(|status| status.pod_ip).context("an address")?;
     let own = format!("drydock-guest address eth0 {address}/");
-    ensure!(console.contains(&own), "{own} in {console}");
+    ensure!(console.contains(&own), "{own} is not in {console}");
     let manifests = service_and_client(name);
     let (service, client) = manifests.split_once("---\n").context("two")?;
     cluster.apply(service).await?;
@@ -887,7 +887,7 @@ async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
             let migration = cluster.migrate(name).await?;
             cluster.until_migrated(&migration).await?;
             let one = cluster.until_one_pod(name).await?;
-            until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
+            until(cluster.pods(), &one.name_any(), "readiness", agent::is_ready).await?;
         }
         // This is the first request to the guest.
         cluster.kubectl_with(&["create"], client)?;

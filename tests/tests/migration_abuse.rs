@@ -103,7 +103,7 @@ async fn handshake(port: SocketAddr, name: &str) -> Result<usize> {
     let mut received = Vec::new();
     let _ = timeout(HANGS_UP_WITHIN, stream.read_to_end(&mut received))
         .await
-        .context("it is not hung up on")?;
+        .context("the tunnel does not close the connection")?;
     Ok(received.len())
 }
 
@@ -114,7 +114,7 @@ async fn send(port: SocketAddr, bytes: &[u8]) -> Result<()> {
     let mut received = Vec::new();
     let _ = timeout(HANGS_UP_WITHIN, connection.read_to_end(&mut received))
         .await
-        .context("it is not hung up on")?;
+        .context("the tunnel does not close the connection")?;
     Ok(())
 }
 
@@ -179,7 +179,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
         // The tunnel may close excess connections immediately.
         let _ = ended;
     }
-    let more = until_some("all of it to be counted", || async {
+    let more = until_some("all refusals to be counted", || async {
         let now = refusals(&cluster, &pod).await?;
         let more = |reason: &str| now.get(reason).copied().unwrap_or(0) - before.get(reason).copied().unwrap_or(0);
         let all = more("WrongCertificate") == 2
@@ -202,7 +202,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     let moving = cluster.migrations().get(&migration).await?;
     assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     let (_, after) = cluster.until_migrated(&migration).await?;
-    ensure!(node_of(&after)? != from, "it is still on {from}");
+    ensure!(node_of(&after)? != from, "the guest is still on {from}");
     cluster.until_one_pod(name).await?;
     let same = cluster.agent_pod(&node_of(&after)?).await?;
     assert_eq!(

@@ -89,7 +89,7 @@ async fn start_guests(cluster: &Cluster, guests: &[(&str, &str)]) -> Result<Vec<
 
 /// Checks that a migration that does not converge fails with a reason, and that its guest stays on its node.
 async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Result<()> {
-    let failed = until(cluster.migrations(), migration, "to be given up", |migration| {
+    let failed = until(cluster.migrations(), migration, "the end", |migration| {
         migration.phase().is_some_and(MigrationPhase::is_final)
     })
     .await?;
@@ -102,7 +102,7 @@ async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Resul
     assert_eq!(source.reason.as_deref(), Some("CompletionTimeExceeded"));
     let why = source.message.unwrap_or_default();
     ensure!(
-        why.contains("of the 45 s that it may") && why.contains("it is given up"),
+        why.contains("of the allowed 45 s,") && why.contains("the migration is aborted"),
         "{why}"
     );
     // A guest that modifies the same few pages repeatedly modifies as much memory as one pass can send. It depends on
@@ -234,7 +234,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     ensure!(
         summaries(&snapshots, &stubborn)
             .iter()
-            .any(|summary| summary.ends_with("does not end by itself"))
+            .any(|summary| summary.ends_with("does not converge"))
     );
     ensure!(story(&snapshots, &calm).any(|migration| {
         let progress = migration.source().and_then(|source| source.progress.as_ref());

@@ -79,7 +79,7 @@ async fn shared_claim_is_used_in_place() -> Result<()> {
         assert_eq!(method, Some(MigrationMethod::LiveMigration));
         let migration = cluster.migrate(name).await?;
         let (migration, after) = cluster.until_migrated(&migration).await?;
-        ensure!(node_of(&before)? != node_of(&after)?, "it has not moved");
+        ensure!(node_of(&before)? != node_of(&after)?, "the guest has not moved");
         let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
         ensure!(guest.copied_disks.is_empty(), "{:?} was copied", guest.copied_disks);
         // The guest still writes to the same file.
@@ -87,7 +87,7 @@ async fn shared_claim_is_used_in_place() -> Result<()> {
         let lines = written()?.lines().count();
         collector.until_more(&boot, 100).await?;
         let all = written()?;
-        ensure!(all.lines().count() > lines, "nothing was written after it had moved");
+        ensure!(all.lines().count() > lines, "the guest wrote nothing after it moved");
         without_a_gap(&ticks(&all))?;
         without_a_gap(&ticks(&cluster.consoles(name).await?))?;
         without_a_gap(&only(collector.stop().await)?)
@@ -120,7 +120,7 @@ async fn start_printing_sum(cluster: &Cluster, name: &str, image: &str) -> Resul
     cluster.apply(&manifest).await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     cluster
-        .until_output(name, "what is on its disk", |text| {
+        .until_output(name, "the content of its disk", |text| {
             Some(sums(text))
                 .filter(|sums| !sums.is_empty())
                 .map(|sums| sums[0].to_owned())
@@ -150,12 +150,12 @@ async fn last_of_image(cluster: &Cluster, name: &str) -> Result<String> {
 async fn disk_is_still(cluster: &Cluster, name: &str, before: &str) -> Result<()> {
     let printed = sums(&cluster.consoles(name).await?).len();
     let after = cluster
-        .until_output(name, "what is on its disk now", |text| {
+        .until_output(name, "the disk's new content", |text| {
             let sums: Vec<_> = sums(text).into_iter().map(str::to_owned).collect();
             (sums.len() > printed + 1).then_some(sums)
         })
         .await?;
-    ensure!(after.iter().all(|sum| sum == before), "{after:?}, not {before}");
+    ensure!(after.iter().all(|sum| sum == before), "{after:?} instead of {before}");
     without_a_gap(&ticks(&cluster.consoles(name).await?))
 }
 
@@ -177,7 +177,7 @@ async fn guest_moves_with_the_image_digest_of_the_start() -> Result<()> {
     let migration = cluster.migrate(name).await?;
     let (migration, _) = cluster.until_migrated(&migration).await?;
     let guest = migration.status.unwrap_or_default().guest.unwrap_or_default();
-    ensure!(guest.layers_only, "the image was copied, too: {guest:?}");
+    ensure!(guest.layers_only, "the image was also copied: {guest:?}");
     let volumes = cluster.launcher(name).await?.spec.and_then(|spec| spec.volumes);
     let mut images = volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
     let reference = images.find_map(|image| image.reference.clone());

@@ -233,7 +233,7 @@ async fn settled(
                 if count.0 > printed && count.1 > sent {
                     return Ok((found, fate));
                 }
-                complaint = format!("{fate:?}, and no further sign of life");
+                complaint = format!("{fate:?}, but the guest sent no further ticks");
             }
             Err(error) => complaint = error,
         }
@@ -325,7 +325,7 @@ async fn trial(cluster: &Cluster, guest: &CountingGuest, case: Case) -> Result<C
             let now = cluster.migrations().get(&migration).await?.phase();
             ensure!(
                 now < Some(MigrationPhase::Succeeded),
-                "it was over before it was struck: {now:?}"
+                "the migration ended before the fault: {now:?}"
             );
         }
         blow.strike()?;
@@ -390,15 +390,15 @@ async fn moved_again(cluster: &Cluster, guest: &CountingGuest, sides: &Sides) ->
         let again = create_migration(cluster, false).await?;
         let (found, fate) = settled(cluster, guest, sides, &again, false)
             .await
-            .context("when moved again")?;
+            .context("during the second migration")?;
         if fate == Fate::Moved {
             break;
         }
         let last = cluster.migrations().get(&again).await?;
         let status = serde_json::to_string(&last.status)?;
         let too_late = found.reason.as_deref() == Some("DeadlineExceeded");
-        ensure!(too_late && attempt < ATTEMPTS, "it cannot be moved again: {status}");
-        println!("moved again, attempt {attempt}: {status}");
+        ensure!(too_late && attempt < ATTEMPTS, "migrating again failed: {status}");
+        println!("second migration, attempt {attempt}: {status}");
     }
     Ok(())
 }

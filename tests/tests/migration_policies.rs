@@ -197,7 +197,11 @@ async fn try_what_is_the_controllers(sides: &Sides) -> Result<()> {
     // The schema forbids this change for every client.
     let elsewhere = json!({"source": {"node": BYSTANDER}});
     let written = report(&sides.source, UNDER_WAY, elsewhere).await;
-    refused(written, "another node", "a migration's source does not change")
+    refused(
+        written,
+        "another node",
+        "the source node of a migration cannot be changed",
+    )
 }
 
 async fn try_the_other_side(sides: &Sides) -> Result<()> {
@@ -255,7 +259,7 @@ async fn try_its_own_side(sides: &Sides) -> Result<()> {
         (&sides.target, "target", "address", json!("192.0.2.9:9445")),
     ] {
         let written = report(agent, UNDER_WAY, json!({side: {field: other}})).await;
-        refused(written, field, "does not change")?;
+        refused(written, field, "cannot be changed")?;
     }
     let stands = json!({"source": {
         "state": "Halted",
@@ -264,12 +268,12 @@ async fn try_its_own_side(sides: &Sides) -> Result<()> {
     report(&sides.source, UNDER_WAY, stands).await?;
     for state in [json!("Migrating"), Value::Null] {
         let written = report(&sides.source, UNDER_WAY, json!({"source": {"state": state}})).await;
-        refused(written, "taking it back", "it does not take back")?;
+        refused(written, "taking it back", "cannot be withdrawn")?;
     }
     let gone = json!({"target": {"state": "Gone", "reason": "Tried", "message": "by a test"}});
     report(&sides.target, UNDER_WAY, gone).await?;
     let written = report(&sides.target, UNDER_WAY, json!({"target": {"state": "Running"}})).await;
-    refused(written, "taking it back", "it does not take back")
+    refused(written, "taking it back", "cannot be withdrawn")
 }
 
 async fn try_after_the_end(sides: &Sides) -> Result<()> {

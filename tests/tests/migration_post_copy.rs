@@ -93,7 +93,7 @@ impl Switched {
 
     async fn runs_there(&self, cluster: &Cluster) -> Result<()> {
         let pod = self.sides.target_pod.as_ref().context("no target pod")?.name_any();
-        until_some("the guest to count on its target", || async {
+        until_some("ticks of the guest on the target", || async {
             let log = cluster.pods().logs(&pod, &LogParams::default()).await?;
             Ok(log.contains("tick ").then_some(()))
         })
@@ -121,13 +121,13 @@ impl Switched {
 
 /// Waits until the migration reports the risk of post-copy with this reason.
 async fn until_risk(cluster: &Cluster, migration: &str, reason: &str) -> Result<()> {
-    let what = format!("it to report {reason} of post-copy");
+    let what = format!("the risk {reason} of post-copy");
     until(cluster.migrations(), migration, &what, |migration| {
         risk(migration).is_some_and(|found| found == reason) || is_final(migration)
     })
     .await
     .and_then(|migration| {
-        ensure!(!is_final(&migration), "it was over before: {}", summary(&migration));
+        ensure!(!is_final(&migration), "the migration ended: {}", summary(&migration));
         Ok(())
     })
 }

@@ -54,15 +54,15 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     let pods = agent_pods(&cluster).await?;
     for (node, old, _) in &before {
         let left = pods.iter().find(|pod| pod.name_any() == *old);
-        let left = left.with_context(|| format!("the old tunnel of {node} has not stayed"))?;
+        let left = left.with_context(|| format!("the old tunnel of {node} has ended"))?;
         ensure!(
             left.metadata.deletion_timestamp.is_some(),
-            "{old} is not on its way out"
+            "{old} is not being terminated"
         );
     }
 
     let (_, after) = cluster.until_migrated(&migration).await?;
-    ensure!(node_of(&after)? != from, "it is still on {from}");
+    ensure!(node_of(&after)? != from, "the guest is still on {from}");
     let one = cluster.until_one_pod(name).await?;
     let to = node_of(&after)?;
     assert_eq!(one.spec.and_then(|spec| spec.node_name), Some(to.clone()));

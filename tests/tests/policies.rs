@@ -443,7 +443,7 @@ async fn agent_may_open_the_gate_of_launchers_on_the_own_node_only() -> Result<(
     ];
     cluster.kubectl_with(&["create"], &manifests.concat())?;
     for name in ["launcher-here", "launcher-there", "other-here"] {
-        until(cluster.pods(), name, "it to run", agent::is_ready).await?;
+        until(cluster.pods(), name, "readiness", agent::is_ready).await?;
     }
     let agent = Api::<Pod>::namespaced(cluster.as_agent_of(own).await?, NAMESPACE);
     let parameters = PatchParams::default();

@@ -48,9 +48,9 @@ async fn a_rollout_changes_no_label_and_hands_the_lease_over() -> Result<()> {
         });
         labels
     };
-    let first = ours(states.first().context("nothing recorded")?);
+    let first = ours(states.first().context("no recorded state")?);
     for state in &states {
-        assert_eq!(ours(state), first, "the rollout was seen in the labels");
+        assert_eq!(ours(state), first, "the rollout changed the labels");
     }
     Ok(())
 }
@@ -103,7 +103,7 @@ async fn stopped_agent_is_reported_and_successor_replaces_labels() -> Result<()>
     ])?;
     cluster.until_new_agent(node, "").await?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
-    until_some("our labels and no other's", || async {
+    until_some("only our CPU labels", || async {
         Ok((cluster.cpu_labels(node).await? == before).then_some(()))
     })
     .await?;

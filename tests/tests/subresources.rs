@@ -52,7 +52,7 @@ async fn check_move(cluster: &Cluster, started: &VirtualMachineInstance) -> Resu
             .virtctl(&["migrate", "vm"])?
             .contains("VM vm was scheduled to migrate")
     );
-    let migration = until_some("its migration", || async {
+    let migration = until_some("the migration", || async {
         Ok(migrations_of(cluster, "vm").await?.into_iter().next())
     })
     .await?;
@@ -83,7 +83,7 @@ async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
     let halted = machines(&cluster).get("vm").await?;
     ensure!(
         halted.spec.run_strategy == Some(RunStrategy::Halted),
-        "a dry run has started it"
+        "a dry run has started the machine"
     );
 
     // A halted machine can be started with a paused guest.
@@ -92,7 +92,7 @@ async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
     let paused = until(
         cluster.instances(),
         "vm",
-        "an instance that begins paused",
+        "an instance that starts paused",
         |instance| instance.spec.start_strategy == Some(StartStrategy::Paused),
     )
     .await?;

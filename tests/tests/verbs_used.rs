@@ -85,7 +85,7 @@ async fn every_right_is_used_and_none_is_missing() -> Result<()> {
     let touch = Patch::Merge(json!({"metadata": {"annotations": {"touched": "by-a-test"}}}));
     let touched = leases.patch(cluster.first(), &PatchParams::default(), &touch).await?;
     let renewed = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
-    until(leases, cluster.first(), "a renewal after that", |lease: &Lease| {
+    until(leases, cluster.first(), "a later renewal", |lease: &Lease| {
         renewed(lease) > renewed(&touched)
     })
     .await?;

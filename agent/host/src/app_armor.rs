@@ -78,7 +78,8 @@ fn in_own_mounts(act: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> 
         umount2(&folder.0, MntFlags::MNT_DETACH)?;
         result
     });
-    done.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")))
+    done.join()
+        .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
 }
 
 fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
@@ -101,7 +102,7 @@ fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
     let last = message
         .lines()
         .rfind(|line| !line.trim().is_empty())
-        .unwrap_or("it prints nothing");
+        .unwrap_or("no error output");
     Err(io::Error::other(format!(
         "{}: {}: {last}",
         parser.display(),

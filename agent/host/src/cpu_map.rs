@@ -38,15 +38,15 @@ pub enum CpuMapError {
         source: io::Error,
     },
     /// A file could not be parsed.
-    #[error("{} is not understood", path.display())]
+    #[error("{} cannot be parsed", path.display())]
     Parse {
         /// Path of the file that could not be parsed.
         path: PathBuf,
         /// The parse error.
         source: ParseError,
     },
-    /// An included file is outside of the map's folder.
-    #[error("{} includes {include}, which is outside of its folder", path.display())]
+    /// A file includes another file outside of the map's folder.
+    #[error("{} includes {include}, which is outside the folder of the CPU map", path.display())]
     Outside {
         /// Path of the file with the include.
         path: PathBuf,

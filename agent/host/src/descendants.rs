@@ -63,7 +63,10 @@ pub(crate) fn end_all(within: Duration) -> usize {
             let pid = Pid::from_raw(process.pid);
             // It is no error if the process has ended in the meantime.
             if process.state != 'Z' && kill(pid, Signal::SIGKILL) == Err(Errno::EPERM) {
-                tracing::warn!(pid = process.pid, program = %process.comm, "a process that libvirtd left cannot be killed");
+                tracing::warn!(
+                    pid = process.pid, program = %process.comm,
+                    "could not kill a process that libvirtd has left behind"
+                );
             }
             if process.ppid == getpid().as_raw() {
                 reap(pid);

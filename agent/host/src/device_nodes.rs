@@ -56,7 +56,7 @@ pub(crate) fn unlock_for_this_thread(folder: &Path) -> io::Result<()> {
         // If the container must not use the device, the new node cannot be opened either.
         match File::options().read(true).write(true).open(&node) {
             Ok(_) => mount(Some(&node), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)?,
-            Err(error) => tracing::debug!(device = %path.display(), %error, "left as it is"),
+            Err(error) => tracing::debug!(device = %path.display(), %error, "device node left unchanged"),
         }
     }
     Ok(())

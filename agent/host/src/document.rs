@@ -21,8 +21,8 @@ pub const MAX_NAME: usize = 256;
 /// Reason why a document could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseError {
-    /// The document has more bytes than any real one.
-    #[error("{bytes} bytes of {document}, more than {MAX_BYTES}")]
+    /// The document has more bytes than any real document.
+    #[error("{bytes} bytes of {document} exceed the maximum of {MAX_BYTES}")]
     TooLarge {
         /// The kind of document.
         document: &'static str,
@@ -30,7 +30,7 @@ pub enum ParseError {
         bytes: usize,
     },
     /// The text is not XML, or has more nodes than any real document.
-    #[error("not understood as {document}: {message}")]
+    #[error("{document} cannot be parsed: {message}")]
     NotXml {
         /// The kind of document.
         document: &'static str,
@@ -38,7 +38,7 @@ pub enum ParseError {
         message: String,
     },
     /// The document is of another kind than expected.
-    #[error("<{found}> instead of <{expected}> as {document}")]
+    #[error("the root element of {document} is <{found}> instead of <{expected}>")]
     WrongRoot {
         /// The kind of document.
         document: &'static str,
@@ -47,16 +47,16 @@ pub enum ParseError {
         /// Name of the actual root element.
         found: String,
     },
-    /// A list is longer than any real one.
-    #[error("more than {MAX_LIST} elements <{element}> in {document}")]
+    /// A list is longer than any real list.
+    #[error("more than {MAX_LIST} <{element}> elements in {document}")]
     TooMany {
         /// The kind of document.
         document: &'static str,
         /// Name of the list's elements.
         element: &'static str,
     },
-    /// A name is longer than any real one.
-    #[error("{bytes} bytes in an element <{element}> of {document}, more than {MAX_NAME}")]
+    /// A name is longer than any real name.
+    #[error("{bytes} bytes in a <{element}> element of {document} exceed the maximum of {MAX_NAME}")]
     TooLong {
         /// The kind of document.
         document: &'static str,
@@ -188,17 +188,20 @@ mod tests {
     fn errors_name_the_document_and_the_element() {
         assert_eq!(parse("<a> x </a>"), Ok("x".into()));
         for (text, message) in [
-            ("<b/>".to_owned(), "<b> instead of <a> as the test".to_owned()),
+            (
+                "<b/>".to_owned(),
+                "the root element of the test is <b> instead of <a>".to_owned(),
+            ),
             (
                 format!("<a>{}</a>", "x".repeat(MAX_NAME + 1)),
                 format!(
-                    "{} bytes in an element <a> of the test, more than {MAX_NAME}",
+                    "{} bytes in a <a> element of the test exceed the maximum of {MAX_NAME}",
                     MAX_NAME + 1
                 ),
             ),
             (
                 " ".repeat(MAX_BYTES + 1),
-                format!("{} bytes of the test, more than {MAX_BYTES}", MAX_BYTES + 1),
+                format!("{} bytes of the test exceed the maximum of {MAX_BYTES}", MAX_BYTES + 1),
             ),
         ] {
             assert_eq!(parse(&text).map_err(|error| error.to_string()), Err(message));

@@ -382,7 +382,7 @@ impl DomainHandle {
     /// # Errors
     /// Any [`CallError`].
     pub async fn destroy(&self) -> Result<(), CallError> {
-        self.call("ending the guest", self.deadlines.change, |calls| calls.destroy())
+        self.call("destroying the guest", self.deadlines.change, |calls| calls.destroy())
             .await
     }
 
@@ -510,7 +510,7 @@ impl DomainHandle {
     pub async fn agent_command(&self, command: &str) -> Result<String, CallError> {
         let command = command.to_owned();
         self.call(
-            "sending a command to the guest's agent",
+            "sending a command to the guest agent",
             self.deadlines.agent,
             move |calls| calls.agent_command(&command),
         )
@@ -545,7 +545,7 @@ impl DomainHandle {
     /// Any [`CallError`].
     pub async fn screenshot(&self) -> Result<Screenshot, CallError> {
         let own = self.own_connection().await?;
-        let call = "taking a picture of the guest's display";
+        let call = "taking a screenshot of the guest's display";
         own.connection
             .call(call, own.connection.deadlines.read, |calls| calls.screenshot())
             .await
@@ -568,8 +568,12 @@ impl DomainHandle {
     /// # Errors
     /// Any [`CallError`].
     pub async fn versions(&self) -> Result<PodVersions, CallError> {
-        self.call("reading the versions", self.deadlines.read, |calls| calls.versions())
-            .await
+        self.call(
+            "reading the versions of libvirt and QEMU",
+            self.deadlines.read,
+            |calls| calls.versions(),
+        )
+        .await
     }
 
     /// Migrates the guest to another libvirt, and returns when the migration has ended, successfully or not.
@@ -602,7 +606,7 @@ impl DomainHandle {
     /// # Errors
     /// Any [`CallError`]. libvirt refuses the call if there is no job, for an incoming migration, and in post-copy.
     pub async fn abort_job(&self) -> Result<(), CallError> {
-        self.call("ending the domain's job", self.deadlines.change, |calls| {
+        self.call("aborting the domain's job", self.deadlines.change, |calls| {
             calls.abort_job()
         })
         .await

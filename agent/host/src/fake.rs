@@ -71,7 +71,7 @@ pub fn kvm_skylake_node() -> NodeFacts {
         cpu: skylake_processor(),
         kvm: KvmFacts {
             state: KvmState::Usable,
-            message: "/dev/kvm opens".into(),
+            message: "/dev/kvm can be opened".into(),
             parameters: [("kvm_intel.nested", "Y"), ("kvm_intel.ept", "Y")]
                 .map(|(k, v)| (k.into(), v.into()))
                 .into(),

@@ -27,7 +27,7 @@ pub fn open_to_all(folder: &Path, device: &Path) -> io::Result<PathBuf> {
     }
     let name = device
         .file_name()
-        .ok_or_else(|| io::Error::other("a device without a name"))?;
+        .ok_or_else(|| io::Error::other("the device path has no file name"))?;
     let node = folder.join(name);
     let is_right = |found: &fs::Metadata| {
         found.file_type().is_char_device() && found.rdev() == metadata.rdev() && found.mode() & 0o7777 == 0o666

@@ -120,7 +120,7 @@ pub fn inspect(options: &InspectionOptions) -> InspectionReport {
             .unwrap_or_else(|TimedOut| HostProblem::timed_out(options.deadline).into())
         }
         None => {
-            let message = format!("guests are not run on {}", architecture.kubernetes());
+            let message = format!("guests are not supported on {}", architecture.kubernetes());
             HostProblem::new(ProblemReason::ArchitectureNotSupported, message).into()
         }
     };
@@ -200,13 +200,14 @@ impl QueryParameters {
             let _ = sender.send(probed);
         });
         if let Err(error) = thread {
-            return Ok(HostProblem::new(ProblemReason::LibvirtConnectFailed, format!("no thread: {error}")).into());
+            let message = format!("could not start a thread for the libvirt client: {error}");
+            return Ok(HostProblem::new(ProblemReason::LibvirtConnectFailed, message).into());
         }
         match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(probed) => Ok(probed),
             Err(RecvTimeoutError::Timeout) => Err(TimedOut),
             Err(RecvTimeoutError::Disconnected) => {
-                Ok(HostProblem::new(ProblemReason::LibvirtCallFailed, "the libvirt client gave up").into())
+                Ok(HostProblem::new(ProblemReason::LibvirtCallFailed, "the libvirt client thread ended").into())
             }
         }
     }
@@ -232,7 +233,7 @@ fn query_private_libvirtd(
         .probe(&daemon.uri(), until)
         .inspect_err(|TimedOut| daemon.kill())?;
     if let (Some(why), Some(withheld)) = (&mut probed.kvm_given_up, daemon.devices_withheld()) {
-        *why += &format!("; its device could not be opened to the user of guests: {withheld}");
+        *why += &format!("; /dev/kvm could not be made accessible to libvirtd's user: {withheld}");
     }
     if let Some(folder) = options.capabilities.as_ref().filter(|_| probed.problem.is_none())
         && let Err(error) = daemon.keep_capabilities(folder)

@@ -40,7 +40,7 @@ pub fn probe(path: &Path) -> Kvm {
     match api_version(&device) {
         Ok(API_VERSION) => {}
         Ok(version) => {
-            let message = format!("{} has version {version}, not {API_VERSION}", path.display());
+            let message = format!("{} has API version {version} instead of {API_VERSION}", path.display());
             return Kvm {
                 state: KvmState::OpenFailed,
                 message,
@@ -48,7 +48,7 @@ pub fn probe(path: &Path) -> Kvm {
             };
         }
         Err(error) => {
-            let message = format!("{} does not respond as KVM: {}", path.display(), error.desc());
+            let message = format!("{} does not respond to KVM requests: {}", path.display(), error.desc());
             return Kvm {
                 state: KvmState::OpenFailed,
                 message,
@@ -58,7 +58,7 @@ pub fn probe(path: &Path) -> Kvm {
     }
     Kvm {
         state: KvmState::Usable,
-        message: format!("{} opens", path.display()),
+        message: format!("{} can be opened", path.display()),
         hyperv: hyperv(path),
     }
 }

@@ -89,8 +89,8 @@ pub(crate) fn probe(
     if virt_type == VirtType::Kvm {
         kvm_given_up = match &domain {
             Ok(domain) if domain.has_usable_model() => None,
-            Ok(_) => Some("libvirt finds not one CPU model that a guest could have with KVM".to_owned()),
-            // A daemon that is gone gives no information about KVM.
+            Ok(_) => Some("libvirt reports no CPU model that guests can have with KVM".to_owned()),
+            // A daemon that has exited gives no information about KVM.
             Err(CapabilitiesProblem::Call(error)) if !error.is_broken_connection() => {
                 Some(format!("libvirt refuses KVM: {}", error.message))
             }

@@ -59,7 +59,7 @@ pub enum FolderError {
         path: PathBuf,
     },
     /// A file in the pod's folder is of the wrong kind or too large.
-    #[error("{path} is not used: {refusal}")]
+    #[error("{path} cannot be used: {refusal}")]
     Refused {
         /// Path of the refused file.
         path: PathBuf,
@@ -67,7 +67,7 @@ pub enum FolderError {
         refusal: PodFileError,
     },
     /// No process listens on a socket in the pod's folder.
-    #[error("no process listens at {path}")]
+    #[error("no process listens on {path}")]
     NotListening {
         /// Path of the socket.
         path: PathBuf,
@@ -85,20 +85,20 @@ pub enum FolderError {
 /// Reason why a file in a pod's folder is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PodFileError {
-    /// It is a symbolic link, or a folder above it is.
-    #[error("it is a symbolic link, or behind one")]
+    /// The file is a symbolic link, or a folder above it is.
+    #[error("the path contains a symbolic link")]
     Link,
-    /// Something above it is not a folder.
-    #[error("it is in something that is not a folder")]
+    /// The path contains a component above the file that is not a folder.
+    #[error("the path contains a component that is not a folder")]
     NotInFolder,
-    /// It is not a regular file, but a folder, a FIFO or a device.
-    #[error("it is not a regular file")]
+    /// The file is not a regular file, but for example a folder, a FIFO or a device.
+    #[error("not a regular file")]
     NotFile,
-    /// It is not a socket.
-    #[error("it is not a socket")]
+    /// The file is not a socket.
+    #[error("not a socket")]
     NotSocket,
     /// The file is larger than the read limit.
-    #[error("it has more than {0} bytes")]
+    #[error("the file is larger than {0} bytes")]
     TooLarge(u64),
 }
 
@@ -138,12 +138,12 @@ impl PodFolder {
     fn of_kind(kubelet: &Path, pod_uid: &str, kind: &str, volume: &str) -> Result<Self, FolderError> {
         // Static pods have a hash instead of a UUID.
         if !is_name(pod_uid, |byte| byte.is_ascii_hexdigit() || byte == b'-') {
-            return Err(bad_name("the UID of a pod", pod_uid));
+            return Err(bad_name("a valid pod UID", pod_uid));
         }
         if !is_name(volume, |byte| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'
         }) {
-            return Err(bad_name("the name of a volume", volume));
+            return Err(bad_name("a valid volume name", volume));
         }
         Ok(Self {
             pods: kubelet.join("pods"),
@@ -332,7 +332,7 @@ fn checked(path: &str) -> Result<(), FolderError> {
     if path.split('/').all(is_plain) {
         Ok(())
     } else {
-        Err(bad_name("a path in a pod's folder", path))
+        Err(bad_name("a valid path in a pod's folder", path))
     }
 }
 

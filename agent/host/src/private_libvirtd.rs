@@ -112,14 +112,14 @@ impl PrivateLibvirtd {
             .map_err(|error| cannot("cannot become the reaper of libvirtd's processes", &error))?;
         let account = Account::find();
         let folder = LibvirtdFolder::make(scratch, account.as_ref())
-            .map_err(|error| cannot(&format!("no folder for libvirtd in {}", scratch.display()), &error))?;
+            .map_err(|error| cannot(&format!("cannot create a folder in {}", scratch.display()), &error))?;
         let socket = folder.join("run/libvirt/libvirt-sock");
         if socket.as_os_str().len() > MAX_SOCKET_PATH {
             return Err(cannot("the path of libvirtd's socket is too long", &socket.display()));
         }
         let command = command(program, &folder, account.as_ref())
             .map_err(|error| cannot("cannot write libvirtd's settings", &error))?;
-        let (ended, alive) = io::pipe().map_err(|error| cannot("no pipe", &error))?;
+        let (ended, alive) = io::pipe().map_err(|error| cannot("cannot create a pipe", &error))?;
         let state = Arc::new(LibvirtdState::default());
         let (started, start) = mpsc::channel();
         let (keeper_state, devices) = (Arc::clone(&state), folder.join("devices"));
@@ -130,10 +130,10 @@ impl PrivateLibvirtd {
                 let devices = unlock.then_some(devices);
                 keep(command, devices.as_deref(), &started, &keeper_state, alive);
             })
-            .map_err(|error| cannot("no thread for libvirtd", &error))?;
+            .map_err(|error| cannot("cannot start a thread for libvirtd", &error))?;
         let Started { pid, devices } = start
             .recv()
-            .unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
+            .unwrap_or_else(|_| Err(io::Error::other("the thread of libvirtd ended")))
             .map_err(|error| cannot(&format!("cannot start {}", program.display()), &error))?;
         Ok(Self {
             folder,
@@ -175,7 +175,7 @@ impl PrivateLibvirtd {
     pub fn wait_until_open(&self, within: Duration) -> Result<(), HostProblem> {
         let until = Instant::now() + within;
         let not_opened = |error: &dyn std::fmt::Display| {
-            let message = format!("libvirtd opened no socket within {within:?}: {error}");
+            let message = format!("libvirtd did not open its socket within {within:?}: {error}");
             HostProblem::new(ProblemReason::LibvirtdSocketNotOpened, message)
         };
         // The watch is set up before the first attempt, so that no change between the two is missed.
@@ -222,10 +222,10 @@ impl PrivateLibvirtd {
 
     /// Returns the problem if libvirtd ended before its socket was open.
     fn exited(&self) -> HostProblem {
-        let end = self.end_within(KILLED).unwrap_or_else(|| "it ended".into());
+        let end = self.end_within(KILLED).unwrap_or_else(|| "unknown exit status".into());
         HostProblem::new(
             ProblemReason::LibvirtdExited,
-            format!("libvirtd did not get ready: {end}"),
+            format!("libvirtd ended before its socket was open: {end}"),
         )
     }
 
@@ -306,9 +306,9 @@ fn keep(
     // The process keeps its PID until it is reaped. The lock ensures that no signal is sent to the PID after that.
     let mut end = state.end.lock();
     let how = match waitpid(pid, None) {
-        Ok(WaitStatus::Exited(_, code)) => format!("it ended with exit code {code}"),
-        Ok(WaitStatus::Signaled(_, signal, _)) => format!("it was ended by {signal}"),
-        Ok(_) | Err(_) => "it ended".into(),
+        Ok(WaitStatus::Exited(_, code)) => format!("exit code {code}"),
+        Ok(WaitStatus::Signaled(_, signal, _)) => format!("killed by {signal}"),
+        Ok(_) | Err(_) => "unknown exit status".into(),
     };
     let left = descendants::end_all(KILLED);
     if left > 0 {

@@ -37,7 +37,7 @@ pub(crate) fn keep(from: &Path, into: &Path) -> io::Result<()> {
     }
     if found.len() > MOST {
         return Err(io::Error::other(format!(
-            "{} files where there are at most {MOST}",
+            "{} files found; at most {MOST} are expected",
             found.len()
         )));
     }

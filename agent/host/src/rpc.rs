@@ -113,7 +113,7 @@ impl Header {
 /// Error: the length field of a frame is out of range. The end of the frame and the start of the next frame cannot be
 /// found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
-#[error("a frame of {length} bytes; a frame has {HEADER} to {longest}")]
+#[error("the length of a frame is {length} bytes; allowed: {HEADER} to {longest} bytes")]
 pub struct InvalidLength {
     /// Length in the frame, in bytes.
     pub length: u32,

@@ -62,7 +62,7 @@ impl LauncherArgs {
                 if let Ok(stderr) = supervisor::standard(&io::stderr()) {
                     let ending = bounded(
                         GuestOutcome::Failed,
-                        &format!("The launcher cannot begin: {why}."),
+                        &format!("The launcher cannot start: {why}."),
                         false,
                     );
                     supervisor::report_ending(&ending, &termination_log, &mut LineSink::new(stderr, "of the launcher"));

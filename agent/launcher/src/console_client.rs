@@ -101,7 +101,7 @@ impl ConsoleClient {
     fn note(&self) -> String {
         match self.lost {
             0 => String::new(),
-            lost => format!("\r\n[{lost} bytes of output were lost: they came faster than they were read]\r\n"),
+            lost => format!("\r\n[{lost} bytes of output were lost because the client reads too slowly]\r\n"),
         }
     }
 
@@ -257,7 +257,7 @@ mod tests {
         assert!(setup.client.lost > 0);
         user.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
         let mut all = Vec::new();
-        while !all.ends_with(b"they were read]\r\n") {
+        while !all.ends_with(b"reads too slowly]\r\n") {
             let mut buffer = [0; 65536];
             let length = user.read(&mut buffer).unwrap();
             all.extend_from_slice(&buffer[..length]);

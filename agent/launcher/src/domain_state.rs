@@ -96,7 +96,7 @@ impl VirshDomainState {
             // has no effect. A crashed domain that is kept for inspection still has a QEMU.
             "paused" | "in shutdown" | "pmsuspended" | "crashed" => Ok(Self::Paused),
             "shut off" => Ok(Self::Off(OffReason::from_name(reason))),
-            _ => Err(format!("virsh printed {stdout:?}")),
+            _ => Err(format!("unexpected output of virsh: {stdout:?}")),
         }
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         );
         assert_eq!(
             VirshDomainState::from_virsh(true, "dying\n", ""),
-            Err("virsh printed \"dying\"".into())
+            Err("unexpected output of virsh: \"dying\"".into())
         );
     }
 }

@@ -38,11 +38,14 @@ pub(crate) struct EndEvidence {
 /// Returns the ending for the termination message.
 pub(crate) fn ending(seen: &EndEvidence) -> Ending {
     if seen.migrated_away {
-        let message = format!("The guest went on elsewhere{}.", detail(seen, GuestOutcome::Migrated));
+        let message = format!(
+            "The guest continues on another node{}.",
+            detail(seen, GuestOutcome::Migrated)
+        );
         return bounded(GuestOutcome::Migrated, &message, seen.requested);
     }
     if let Some(why) = &seen.libvirt {
-        let message = format!("libvirt could not be kept alive, so the guest was ended: {why}");
+        let message = format!("libvirt could not be kept running, so the guest was stopped: {why}");
         return bounded(GuestOutcome::Failed, &message, seen.requested);
     }
     let reason = seen
@@ -50,10 +53,10 @@ pub(crate) fn ending(seen: &EndEvidence) -> Ending {
         .or(seen.log.reason)
         .filter(|&reason| reason != OffReason::Unknown);
     let (outcome, sentence) = match reason {
-        // The guest is complete elsewhere, regardless of how its remains here were stopped.
-        Some(OffReason::Migrated) => (GuestOutcome::Migrated, "The guest went on elsewhere"),
+        // The guest is complete on another node, regardless of how its remains in this pod were stopped.
+        Some(OffReason::Migrated) => (GuestOutcome::Migrated, "The guest continues on another node"),
         _ if let Some(how) = &seen.unhealthy => {
-            let message = format!("The guest was ended since its liveness probe {how}.");
+            let message = format!("The guest was stopped because its liveness probe {how}.");
             return bounded(GuestOutcome::Failed, &message, false);
         }
         _ if seen.forced => (
@@ -64,26 +67,26 @@ pub(crate) fn ending(seen: &EndEvidence) -> Ending {
         Some(OffReason::Shutdown) => (GuestOutcome::Shutdown, "The guest shut itself down"),
         Some(OffReason::Destroyed) if seen.end_requested => (
             GuestOutcome::Destroyed,
-            "The guest was destroyed after the pod was requested to end",
+            "The guest was destroyed after termination of the pod was requested",
         ),
         Some(OffReason::Destroyed) => (GuestOutcome::Destroyed, "The guest was destroyed from outside"),
         Some(OffReason::Saved | OffReason::FromSnapshot) => (
             GuestOutcome::Destroyed,
-            "The guest was ended from outside to be continued",
+            "The guest was saved or reverted to a snapshot from outside",
         ),
         Some(OffReason::Crashed) => (GuestOutcome::Crashed, "The guest's QEMU ended by itself"),
         Some(OffReason::Failed) => (GuestOutcome::Failed, "The guest could not be started or taken over"),
-        Some(OffReason::Daemon) => (GuestOutcome::Failed, "libvirt failed and ended the guest"),
+        Some(OffReason::Daemon) => (GuestOutcome::Failed, "libvirt failed and stopped the guest"),
         Some(OffReason::Unknown) | None => match seen.qemu {
             Some(ProcessEnd::Exited(0)) => (
                 GuestOutcome::Destroyed,
-                "The guest's QEMU was ended from outside while libvirt was not running",
+                "The guest's QEMU was stopped from outside while libvirt was not running",
             ),
             Some(_) => (
                 GuestOutcome::Crashed,
                 "The guest's QEMU ended while libvirt was not running",
             ),
-            None => (GuestOutcome::Failed, "The guest is gone, and how it ended is unknown"),
+            None => (GuestOutcome::Failed, "The guest has ended for an unknown reason"),
         },
     };
     bounded(
@@ -104,7 +107,7 @@ fn detail(seen: &EndEvidence, outcome: GuestOutcome) -> String {
         parts.push(format!("QEMU {end}"));
     }
     if seen.out_of_memory && interesting {
-        parts.push("the kernel has killed a process of this pod because its memory limit was reached".into());
+        parts.push("the kernel has killed a process of this pod because the pod's memory limit was reached".into());
     }
     if interesting && !seen.log.last_messages.is_empty() && outcome != GuestOutcome::Destroyed {
         parts.push(format!("last output of QEMU: {}", seen.log.last_messages.join(" | ")));
@@ -234,7 +237,7 @@ mod tests {
                 ..EndEvidence::default()
             });
             assert_eq!(ending.outcome, expected, "{reason:?}");
-            let description = "The guest was ended since its liveness probe failed 3 times in a row.";
+            let description = "The guest was stopped because its liveness probe failed 3 times in a row.";
             assert_eq!(
                 ending.message == description,
                 expected == GuestOutcome::Failed,
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!(
             ending.message,
             "The guest's QEMU ended by itself (libvirt reports: shut off (crashed); QEMU was killed by SIGKILL; the \
-             kernel has killed a process of this pod because its memory limit was reached; last output of QEMU: \
+             kernel has killed a process of this pod because the pod's memory limit was reached; last output of QEMU: \
              qemu-system-x86_64: oh)."
         );
     }

@@ -241,7 +241,7 @@ impl LauncherLifecycle {
             LauncherEvent::Time => {}
             LauncherEvent::TerminationRequested => {
                 if self.begin_stop(now) {
-                    actions.push(LauncherAction::LogMessage("requested to end".into()));
+                    actions.push(LauncherAction::LogMessage("termination of the pod requested".into()));
                 }
             }
             LauncherEvent::Unhealthy(why) => {
@@ -329,14 +329,14 @@ impl LauncherLifecycle {
             }
         }
         if self.failures >= FAILURES {
-            let why = format!("libvirtd ended {} times in a row; at last it {how}", self.failures);
+            let why = format!("libvirtd failed {} times in a row; last failure: {how}", self.failures);
             actions.push(LauncherAction::LogMessage(why.clone()));
             self.libvirtd = Libvirtd::Off { again: None };
             self.failed = Some(why);
         } else {
             let pause = (BACK_OFF * 2_u32.saturating_pow(self.failures - 1)).min(LONGEST_BACK_OFF);
             actions.push(LauncherAction::LogMessage(format!(
-                "libvirtd {how}; it is started again in {:.1} s",
+                "libvirtd {how}; restarting libvirtd in {:.1} s",
                 pause.as_secs_f64()
             )));
             self.libvirtd = Libvirtd::Off {
@@ -434,7 +434,7 @@ impl LauncherLifecycle {
             (LibvirtCall::Destroy, Ok(())) => actions.push(LauncherAction::LogMessage("destroyed the guest".into())),
             (LibvirtCall::Destroy, Err(why)) => {
                 actions.push(LauncherAction::LogMessage(format!(
-                    "libvirt does not destroy the guest: {why}"
+                    "libvirt could not destroy the guest: {why}"
                 )));
                 self.end_qemu(Signal::SIGTERM, actions);
             }

@@ -46,7 +46,7 @@ pub(crate) fn result(end: ProcessEnd, error_output: &str) -> Result<(), String> 
     }
     let error_output = error_output.trim();
     Err(if error_output.is_empty() {
-        format!("Making the disks {end}.")
+        format!("The command that prepares the disks {end}.")
     } else {
         error_output.to_owned()
     })

@@ -31,11 +31,11 @@ pub(crate) fn run(own: &Path, other: &Path, disk: Option<&str>) -> ExitCode {
     };
     match verdict {
         Ok(()) => {
-            println!("The disk of this image is the guest's.");
+            println!("The disk in this image is the guest's disk.");
             ExitCode::SUCCESS
         }
         Err(why) => {
-            eprintln!("It is not known whether the disk of this image is the guest's: {why}.");
+            eprintln!("It is unknown whether the disk in this image is the guest's disk: {why}.");
             ExitCode::FAILURE
         }
     }
@@ -70,7 +70,7 @@ impl File {
 /// with the image, the ctime is the ctime of the content and proves nothing.
 fn same(own: &File, other: &File) -> Result<(), String> {
     if own != other {
-        return Err(format!("they differ: {own:?}, {other:?}"));
+        return Err(format!("the disks differ: {own:?}, {other:?}"));
     }
     if own.changed == own.modified {
         return Err("the node's image store does not record when files were unpacked".into());

@@ -141,7 +141,7 @@ pub(crate) fn run(guest: PodGuest, root: &Path, termination_log: &Path) -> u8 {
         Err(error) => (
             bounded(
                 GuestOutcome::Failed,
-                &format!("The launcher cannot begin: {error}."),
+                &format!("The launcher cannot start: {error}."),
                 false,
             ),
             false,
@@ -210,7 +210,7 @@ impl Supervisor {
         {
             Ok(command) => self.prepare = Some(command),
             Err(error) => self.handle_event(LauncherEvent::Prepared(Err(format!(
-                "The disks cannot be made: {error}."
+                "The disks cannot be prepared: {error}."
             )))),
         }
         self.handle_event(LauncherEvent::Time);
@@ -253,7 +253,7 @@ impl Supervisor {
         self.console.work(now, &mut self.out);
         self.probe();
         if self.readiness.retry(now) {
-            self.log("the guest's readiness is written");
+            self.log("the guest's readiness was written");
         }
         self.read_error_output();
         self.end_overdue(now);
@@ -334,7 +334,9 @@ impl Supervisor {
         } else if self.learning.take_if(|learning| *learning == pid).is_some() {
             // A failure will occur again when the guest starts.
             let took = self.started.elapsed().as_secs_f64();
-            self.log(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
+            self.log(&format!(
+                "the query of QEMU's capabilities {end}, {took:.2} s after the start"
+            ));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
             let (_, error_output) = command.into_output();
             self.handle_event(LauncherEvent::Prepared(prepare_command::result(end, &error_output)));
@@ -358,7 +360,7 @@ impl Supervisor {
                 LauncherEvent::Done(call, Ok(()))
             }
             LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => {
-                let why = state.map_or_else(|why| why, |_| "there is no such domain".into());
+                let why = state.map_or_else(|why| why, |_| "the domain does not exist".into());
                 LauncherEvent::Done(call, Err(why))
             }
         });
@@ -378,7 +380,7 @@ impl Supervisor {
         }
         if let Some(command) = self.prepare.take_if(|command| command.deadline <= now) {
             processes::signal(command.pid, Signal::SIGKILL);
-            let why = format!("The disks could not be made within {} s.", DISKS.as_secs());
+            let why = format!("The disks could not be prepared within {} s.", DISKS.as_secs());
             self.handle_event(LauncherEvent::Prepared(Err(why)));
         }
     }
@@ -399,8 +401,8 @@ impl Supervisor {
                 }
             }
             LauncherAction::SignalQemu(pid, signal) => {
-                self.log(&format!("sends {signal} to QEMU"));
-                // Checked, because another process may have got the PID meanwhile.
+                self.log(&format!("sending {signal} to QEMU"));
+                // The check is needed because another process may have got the PID in the meantime.
                 if self.qemu == Some(pid) {
                     processes::signal(pid, signal);
                 }

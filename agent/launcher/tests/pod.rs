@@ -206,7 +206,7 @@ fn probes_follow_the_guest_and_failed_liveness_ends_the_guest() {
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1), "{}", ending.message);
     let expected =
-        "The guest was ended since its liveness probe failed 2 times in a row, the last time with HTTP at port";
+        "The guest was stopped because its liveness probe failed 2 times in a row, the last time with HTTP at port";
     assert!(ending.message.starts_with(expected), "{}", ending.message);
 }
 
@@ -293,7 +293,7 @@ fn a_disk_that_is_refused_is_the_reason_of_the_end() {
     assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1));
     assert_eq!(
         ending.message,
-        "UnknownImageFormat: volume root: the disk is a VMDK image; qcow2 and raw are possible"
+        "UnknownImageFormat: volume root: the disk is a VMDK image; the supported formats are qcow2 and raw"
     );
     assert!(!pod.path("run/drydock/ready.json").exists());
 }

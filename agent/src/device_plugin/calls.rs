@@ -57,7 +57,7 @@ pub(super) async fn serve(plugin: Arc<Plugin>, request: Request<Incoming>) -> Re
         paths::ALLOCATE => unary(request, move |request| plugin.allocate(&request)).await,
         paths::PREFERRED => unary(request, preferred).await,
         paths::PRE_START => unary(request, |_: Empty| Ok(Empty {})).await,
-        _ => Status::unimplemented("no such call").into_http(),
+        _ => Status::unimplemented("unknown method").into_http(),
     }
 }
 
@@ -85,7 +85,7 @@ where
     fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
         let response = match self.0.take() {
             Some(handler) => handler(request.into_inner()).map(tonic::Response::new),
-            None => Err(Status::internal("requested twice")),
+            None => Err(Status::internal("the handler was called twice")),
         };
         std::future::ready(response)
     }
@@ -112,7 +112,7 @@ impl Plugin {
         let offer = *self.offers.borrow();
         let Some(devices) = (self.resource.devices)(offer) else {
             return Err(Status::failed_precondition(format!(
-                "this node has no {} now",
+                "this node currently does not offer {}",
                 self.resource.name
             )));
         };

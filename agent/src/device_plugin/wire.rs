@@ -56,7 +56,7 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection to the device plugin broke");
+        tracing::debug!(%error, "a connection to the device plugin failed");
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) async fn carry_out(
     );
     match &result {
         Ok(()) => {
-            info!(vmi, command = command.as_str(), "command carried out");
+            info!(vmi, command = command.as_str(), "command executed");
             if let Some((reason, note)) = event(command) {
                 publish_event(target.events, target.instance, Severity::Normal, reason, note.into());
             }
@@ -64,7 +64,7 @@ pub(super) async fn carry_out(
             vmi,
             command = command.as_str(),
             error = refusal.message,
-            "command refused"
+            "command failed"
         ),
     }
     // The sender may have stopped waiting.

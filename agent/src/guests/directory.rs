@@ -94,7 +94,7 @@ impl GuestDirectory {
         if let Err(error) = self.entry(uid)?.requests.try_send(request) {
             return Err(match error {
                 mpsc::error::TrySendError::Full(_) => {
-                    NodeApiRefusal::new(RefusalReason::TooMany, "too many commands wait for the guest")
+                    NodeApiRefusal::new(RefusalReason::TooMany, "too many commands are pending for the guest")
                 }
                 mpsc::error::TrySendError::Closed(_) => not_here(),
             });
@@ -116,7 +116,7 @@ impl GuestDirectory {
 }
 
 fn not_here() -> NodeApiRefusal {
-    NodeApiRefusal::new(RefusalReason::NotHere, "the node has no such guest")
+    NodeApiRefusal::new(RefusalReason::NotHere, "the node has no guest with this UID")
 }
 
 #[cfg(test)]

@@ -93,22 +93,22 @@ enum GuestTaskError {
     #[error(transparent)]
     Domain(#[from] DomainProblem),
     /// libvirt's description of the running guest could not be parsed.
-    #[error("libvirt describes the running guest in a way that is not understood")]
+    #[error("libvirt's XML of the running guest cannot be parsed")]
     Live(#[from] ParseError),
-    /// The pod's folder cannot be watched.
-    #[error("its pod's folder cannot be watched")]
+    /// The folder of pods cannot be watched.
+    #[error("the folder of the guest's pod cannot be watched")]
     Watch(#[source] std::io::Error),
     /// The launcher's ready file could not be parsed.
-    #[error("the readiness report of its launcher is invalid: {0}")]
+    #[error("the ready file of the guest's launcher cannot be parsed: {0}")]
     Ready(#[from] serde_json::Error),
     /// The launcher has prepared a disk in a format that this version does not support.
-    #[error("its launcher has prepared the disk {0} in a format that this version does not know")]
+    #[error("the guest's launcher has prepared the disk {0} in a format that this version does not support")]
     DiskFormat(String),
     /// The API server did not confirm whether the pod still exists.
-    #[error("the API server could not be read, so it is unknown whether its pod exists")]
+    #[error("the request to the API server failed, so it is unknown whether the guest's pod exists")]
     Api(#[from] kube::Error),
-    /// The API server did not confirm what was reported of the guest.
-    #[error("the API server could not be read, so it is unknown whether the guest may start")]
+    /// The API server did not confirm the reported status of the guest.
+    #[error("the request to the API server failed, so it is unknown whether the guest may start")]
     Unread(#[source] kube::Error),
 }
 
@@ -513,7 +513,7 @@ impl GuestTask {
             }
             Some(Err(error)) => {
                 if self.backoff.is_reset() {
-                    warn!(error = %chain(&error), "status report of a guest failed, retrying");
+                    warn!(error = %chain(&error), "could not report the status of a guest, retrying");
                 }
                 self.retry = Some(clock::Instant::now() + self.backoff.delay());
             }

@@ -29,7 +29,7 @@ pub(super) fn read(folder: &PodFolder) -> Option<GuestReadiness> {
         },
         Err(why) => GuestReadiness {
             ready: false,
-            message: format!("its result is not understood: {why}"),
+            message: format!("the probe's result cannot be read: {why}"),
         },
     })
 }
@@ -75,7 +75,7 @@ mod tests {
                 false,
                 "noway xxx",
             ),
-            ("not JSON".to_owned(), false, "its result is not understood: "),
+            ("not JSON".to_owned(), false, "the probe's result cannot be read: "),
         ] {
             fs::write(run.join(READINESS_FILE), &text).unwrap();
             let read = read(&folder).unwrap();

@@ -48,7 +48,7 @@ async fn result_of_an_inspection_decides_facts_and_failure() {
             Some("InspectionTimedOut"),
         ),
         (
-            Err(InspectorError::Ended("signal: 11".into(), "it printed nothing".into())),
+            Err(InspectorError::Ended("signal: 11".into(), "no error output".into())),
             false,
             Some("InspectionCrashed"),
         ),

@@ -37,7 +37,7 @@ pub(super) enum SideError {
     Call(#[from] CallError),
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
-    #[error("there is no tunnel on this node")]
+    #[error("this node has no tunnel")]
     NoTunnel,
     #[error("the other side has not reported its identity")]
     NoPeer,
@@ -163,7 +163,11 @@ impl Side {
             Err(trouble) => {
                 if self.backoff.is_reset() {
                     let (migration, side) = (self.migration(), self.role.as_str());
-                    warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&trouble), "{side} failed, retrying");
+                    warn!(
+                        migration = %Key::of(&migration), migration_uid = migration.metadata.uid,
+                        error = %chain(&trouble),
+                        "the {side} of the migration failed, retrying"
+                    );
                 }
                 Some(self.backoff.delay())
             }

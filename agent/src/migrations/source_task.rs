@@ -207,7 +207,10 @@ impl SourceTask {
             }
             Err(error) => {
                 if !self.unreachable {
-                    warn!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, error = %chain(&error), "guest's libvirt unreachable");
+                    warn!(
+                        migration = %Key::of(migration), migration_uid = migration.metadata.uid, error = %chain(&error),
+                        "could not connect to the guest's libvirt"
+                    );
                 }
                 self.unreachable = true;
                 None
@@ -377,10 +380,17 @@ impl SourceTask {
             SourceStep::Abort => {
                 if let Some(handle) = handle {
                     self.aborted = true;
-                    info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "migration job aborted");
-                    // The job may have ended meanwhile, which the next reconcile detects.
+                    info!(
+                        migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+                        "aborting the migration job"
+                    );
+                    // The job may have ended in the meantime. The next reconcile detects this.
                     if let Err(error) = handle.abort_job().await {
-                        info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, error = %chain(&error), "libvirt refused to abort the migration job");
+                        info!(
+                            migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+                            error = %chain(&error),
+                            "could not abort the migration job"
+                        );
                     }
                 }
             }
@@ -388,7 +398,7 @@ impl SourceTask {
                 if let Some(handle) = handle {
                     warn!(
                         migration = %Key::of(migration), migration_uid = migration.metadata.uid,
-                        "migration failed, guest resumed on this node"
+                        "the migration failed; resuming the guest on this node"
                     );
                     handle.resume().await?;
                 }
@@ -400,7 +410,7 @@ impl SourceTask {
                 if let Some(handle) = handle {
                     warn!(
                         migration = %Key::of(migration), migration_uid = migration.metadata.uid,
-                        "remains of a moved guest destroyed"
+                        "destroying the remains of a guest that has moved to another node"
                     );
                     handle.destroy().await?;
                 }

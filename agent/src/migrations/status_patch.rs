@@ -116,7 +116,10 @@ pub(super) async fn report_broken_post_copy(
         }
         Role::Unknown => return Ok(None),
     };
-    warn!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "post-copy is broken");
+    warn!(
+        migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+        "the connection of the post-copy migration is broken"
+    );
     let note = POST_COPY_BROKEN_MESSAGE.into();
     record_event(&shared.events, migration, Severity::Warning, POST_COPY_BROKEN, note);
     Ok(Some(written))

@@ -147,7 +147,10 @@ impl TargetTask {
                 Some(GuestConnection { handle, events })
             }
             Err(error) => {
-                warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&error), "target pod's libvirt unreachable");
+                warn!(
+                    migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&error),
+                    "could not connect to the target pod's libvirt"
+                );
                 None
             }
         }
@@ -263,7 +266,7 @@ impl TargetTask {
                 if let Some(handle) = handle {
                     info!(
                         migration = %Key::of(migration), migration_uid = migration.metadata.uid,
-                        "incoming guest destroyed, as its migration failed"
+                        "destroying the incoming guest because its migration failed"
                     );
                     handle.destroy().await?;
                 }
@@ -309,7 +312,7 @@ impl TargetTask {
         if let Some(pod_uid) = pod_uid.filter(|_| self.opens_gate)
             && let Err(error) = self.side.shared.gates.set(&pod_uid, true).await
         {
-            warn!(error = %chain(&error), "readiness gate of a pod not opened");
+            warn!(error = %chain(&error), "could not open the readiness gate of the target pod");
         }
     }
 

@@ -117,7 +117,7 @@ impl UnneededSessions {
                 }
             }
             Some(Err(error)) if self.backoff.is_reset() => {
-                warn!(error = %chain(&error), "cannot read whether a session is needed, retrying");
+                warn!(error = %chain(&error), "could not determine whether a session is still needed, retrying");
             }
             Some(Err(_)) | None => {}
         }

@@ -23,19 +23,19 @@ const NAME: &str = "agent.drydock.dev";
 
 /// Error: the certificate of the process could not be created.
 #[derive(Debug, Error)]
-#[error("could not make a key pair and its certificate")]
+#[error("could not generate a key pair and its certificate")]
 pub(crate) struct OwnCertificateError(#[from] rcgen::Error);
 
 /// Reason why controllers cannot be verified.
 #[derive(Debug, Error)]
 enum ControllerTrustError {
-    #[error("the bundle of the APIService {TRUST_ANCHOR} is not PEM")]
+    #[error("the CA bundle of the APIService {TRUST_ANCHOR} is not valid PEM")]
     Pem(#[source] rustls::pki_types::pem::Error),
-    #[error("an authority of the APIService {TRUST_ANCHOR} cannot be trusted")]
+    #[error("a CA certificate of the APIService {TRUST_ANCHOR} is invalid")]
     Authority(#[source] rustls::Error),
-    #[error("no client can be verified by the authorities")]
+    #[error("clients cannot be verified with the CA certificates")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
-    #[error("TLS cannot be set up")]
+    #[error("could not set up TLS")]
     Tls(#[from] rustls::Error),
 }
 

@@ -80,7 +80,7 @@ impl RequestHandler {
         let seen = self.guests.seen(uid)?;
         is_here(&seen.instance, &self.node)?;
         let Ok(_place) = self.reports.try_acquire() else {
-            let message = format!("the node reads {MAX_CONCURRENT_REPORTS} reports of guests already; try again");
+            let message = format!("the node already reads {MAX_CONCURRENT_REPORTS} guest reports; try again later");
             return Err(NodeApiRefusal::new(RefusalReason::TooMany, message));
         };
         let guest = self.guests.connection(uid).await?;
@@ -133,14 +133,14 @@ impl RequestHandler {
         is_here(&seen.instance, &self.node)?;
         let pod_uid = seen.pod_uid.ok_or_else(|| NodeApiRefusal {
             reason: RefusalReason::NotHere,
-            message: "the guest has no pod here".to_owned(),
+            message: "the guest has no pod on this node".to_owned(),
         })?;
         let failed = |error: FolderError| NodeApiRefusal {
             reason: RefusalReason::Failed,
             message: match error {
                 FolderError::NotThere { .. } => format!(
-                    "the guest's pod has no socket for its {}: it was started by an earlier version, which ends when the \
-                     guest migrates or restarts",
+                    "the guest's pod has no socket for the {}: an earlier version of Drydock started the pod; the pod \
+                     is replaced when the guest migrates or restarts",
                     stream.as_str()
                 ),
                 error => chain(&error).to_string(),
@@ -170,7 +170,7 @@ fn refused(refusal: &NodeApiRefusal) -> Response<Full<Bytes>> {
 
 fn document(media_type: &str, bytes: Vec<u8>) -> Result<Response<Full<Bytes>>, NodeApiRefusal> {
     let media_type = http::HeaderValue::from_str(media_type)
-        .map_err(|_| NodeApiRefusal::new(RefusalReason::Failed, "libvirt's picture has no valid media type"))?;
+        .map_err(|_| NodeApiRefusal::new(RefusalReason::Failed, "the screenshot has no valid media type"))?;
     let mut response = Response::new(Full::new(Bytes::from(bytes)));
     response.headers_mut().insert(CONTENT_TYPE, media_type);
     Ok(response)

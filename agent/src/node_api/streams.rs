@@ -87,7 +87,7 @@ impl Streams {
         if before.is_none() && open.len() >= MAX_STREAMS {
             return Err(NodeApiRefusal {
                 reason: RefusalReason::TooMany,
-                message: format!("the node already carries {MAX_STREAMS} streams of consoles"),
+                message: format!("the node already carries {MAX_STREAMS} streams of consoles and displays"),
             });
         }
         if let Some(before) = open.insert(key.clone(), replaced.clone()) {
@@ -113,15 +113,15 @@ impl Streams {
             let client = match upgrade.await {
                 Ok(client) => TokioIo::new(client),
                 Err(error) => {
-                    debug!(stream, vmi_uid, error = %chain(&error), "stream not begun");
+                    debug!(stream, vmi_uid, error = %chain(&error), "the stream could not be started");
                     return;
                 }
             };
             info!(stream, vmi_uid, "stream begins");
             let outcome = tokio::select! {
                 outcome = relay(client, connection) => outcome,
-                () = place.replaced.cancelled() => "another client has taken it",
-                () = stopping.cancelled() => "the agent stops",
+                () = place.replaced.cancelled() => "another client has taken over the stream",
+                () = stopping.cancelled() => "the agent is stopping",
             };
             info!(stream, vmi_uid, outcome, "stream ended");
         });
@@ -146,8 +146,8 @@ async fn relay(client: impl AsyncRead + AsyncWrite, guest: UnixStream) -> &'stat
     let (mut from_client, mut to_client) = split(client);
     let (mut from_guest, mut to_guest) = guest.into_split();
     tokio::select! {
-        _ = copy(&mut from_guest, &mut to_client) => "the guest's side has ended",
-        _ = copy(&mut from_client, &mut to_guest) => "the client has ended",
+        _ = copy(&mut from_guest, &mut to_client) => "the stream from the guest has ended",
+        _ = copy(&mut from_client, &mut to_guest) => "the stream from the client has ended",
     }
 }
 

@@ -29,8 +29,8 @@ const WAITING: usize = 16;
 /// Reason why a call to a tunnel failed.
 #[derive(Debug, Error)]
 pub(crate) enum TunnelError {
-    /// Its process is gone, and all its sessions with it.
-    #[error("the tunnel's process is gone")]
+    /// The tunnel's process has ended, and all its sessions with it.
+    #[error("the tunnel's process has ended")]
     Gone,
     /// The tunnel refused the call.
     #[error("{reason}: {message}")]
@@ -40,8 +40,8 @@ pub(crate) enum TunnelError {
         /// Reason as a message for users.
         message: String,
     },
-    /// It did not respond in time. Whether it has executed the call is unknown.
-    #[error("the tunnel has not responded within {RESPONSE_TIMEOUT:?}")]
+    /// The tunnel did not respond in time. It is unknown whether the tunnel has executed the call.
+    #[error("the tunnel did not respond within {RESPONSE_TIMEOUT:?}")]
     Unresponsive,
     /// The tunnel cannot be reached.
     #[error("the tunnel cannot be reached")]
@@ -187,7 +187,7 @@ async fn converse(
                 id += 1;
                 waiting.insert(id, sender);
                 if let Err(error) = send(&mut lines, &TunnelRequest { id, call }).await {
-                    warn!(error = %chain(&error), "the connection to a tunnel is closed: requests to it end");
+                    warn!(error = %chain(&error), "could not send a request to a tunnel; all pending requests fail");
                     return;
                 }
             }

@@ -135,7 +135,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ControlChannel<S> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
                 migration_uid = session.spec.migration,
-                key, "message of the other tunnel ignored, which may have a later version"
+                key, "ignored a message of the other tunnel, which may have a later version"
             );
         }
         self.send(Message::NotUnderstood { key }).await
@@ -204,7 +204,7 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
             debug!(
                 migration_uid = session.spec.migration,
                 proof = release.proof.as_str(),
-                "sending to the target"
+                "sending the release to the target"
             );
             channel.send(Message::Release(release)).await?;
         }
@@ -259,8 +259,8 @@ fn apply_target_message(session: &TunnelSession, message: &Message) {
     }
 }
 
-/// The problem of a source whose target is of an earlier version.
-const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel cannot decode the message: it is of another version";
+/// Problem of a source whose target cannot decode a message because the target has another version.
+const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel has another version and cannot decode the message";
 
 /// Runs the target's side of the protocol over one connection until another connection replaces it.
 pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<TunnelSession>, stream: S) {
@@ -348,8 +348,11 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
             if was_connected {
                 info!(migration_uid = migration, error = %chain(&error), "the control channel is broken");
             } else {
-                // The source redials repeatedly, and the session's state contains the reason.
-                debug!(migration_uid = migration, error = %chain(&error), "the target does not let this side in");
+                // The source dials again repeatedly, and the state of its session contains the reason.
+                debug!(
+                    migration_uid = migration, error = %chain(&error),
+                    "could not open the control channel to the target"
+                );
             }
             ChannelEnd::Broken
         }

@@ -97,7 +97,10 @@ impl DialTarget {
         loop {
             match self.dial(migration, stream).await {
                 Err(error) if Instant::now() < until => {
-                    debug!(migration_uid = migration, stream = stream.as_str(), error = %chain(&error), "dialling again");
+                    debug!(
+                        migration_uid = migration, stream = stream.as_str(), error = %chain(&error),
+                        "could not connect to the target, retrying"
+                    );
                     tokio::time::sleep(pause.delay()).await;
                 }
                 dialled => return dialled,
@@ -152,7 +155,7 @@ async fn carry(session: &Arc<TunnelSession>, stream: StreamContent, connection: 
         warn!(
             migration_uid = migration,
             stream = stream.as_str(),
-            "the pod connects more often than it may"
+            "refused a connection of the pod: too many streams of this kind"
         );
         return;
     };
@@ -191,7 +194,7 @@ impl Proving for LibvirtProof<'_> {
     fn consumed(&self) {
         info!(
             migration_uid = self.0.spec.migration,
-            "libvirt has read the reply after which it never lets the guest go on"
+            "the source's libvirt has read the final reply and will never resume the guest"
         );
         self.0
             .prove(Proof::ReplyConsumed, |facts| facts.reply = ReplyProgress::Consumed);

@@ -65,7 +65,7 @@ impl GuestAccess for LibvirtGuests {
             let left = querying.await.map(left_in);
             match &left {
                 Ok(left) => info!(domain, ?left, "guest about to continue on its target"),
-                Err(error) => warn!(domain, error = %chain(error), "state of a leaving guest unknown"),
+                Err(error) => warn!(domain, error = %chain(error), "could not read the state of a leaving guest"),
             }
             left.unwrap_or(GuestLeft::Unknown)
         })
@@ -101,14 +101,17 @@ impl LibvirtGuest {
             match DomainHandle::connect_when_open(&self.folder, LIBVIRT_SOCKET, &self.domain, deadlines).await {
                 Ok(connection) => self.connection = Some(connection),
                 Err(error) => {
-                    warn!(domain = self.domain, error = %chain(&error), "libvirt of an arriving guest unreachable, retrying");
+                    warn!(
+                        domain = self.domain, error = %chain(&error),
+                        "could not connect to the libvirt of an arriving guest, retrying"
+                    );
                     tokio::time::sleep(self.pause.delay()).await;
                 }
             }
         }
         match &mut self.connection {
             Some(connection) => connection,
-            None => unreachable!("it was made above"),
+            None => unreachable!("the connection was opened above"),
         }
     }
 
@@ -121,7 +124,7 @@ impl LibvirtGuest {
             }
             Err(CallError::NoDomain) => GuestHere::Absent,
             Err(error) => {
-                warn!(domain = self.domain, error = %chain(&error), "state of an arriving guest unknown");
+                warn!(domain = self.domain, error = %chain(&error), "could not read the state of an arriving guest");
                 if !error.is_reply() {
                     self.connection = None;
                 }

@@ -45,7 +45,7 @@ pub(super) fn migration_of(server_name: &str) -> Option<&str> {
 #[derive(Debug, Error)]
 pub(super) enum SessionIdentityError {
     /// The key pair or its certificate could not be created.
-    #[error("could not make a key pair and its certificate")]
+    #[error("could not generate a key pair and its certificate")]
     Certificate(#[from] rcgen::Error),
     /// TLS could not be set up with the key pair and its certificate.
     #[error("could not set up TLS")]

@@ -77,31 +77,31 @@ pub(super) enum GuestLeft {
 /// Reason why data from a source's libvirtd is not forwarded: it may resume the guest at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum NotUnderstood {
-    /// It is not divided into frames of libvirt's protocol.
-    #[error("the source's libvirt does not send frames of its protocol: {0}")]
+    /// The data is not divided into frames of libvirt's protocol.
+    #[error("the source's libvirt sends data that is not a frame of libvirt's protocol: {0}")]
     Frame(InvalidLength),
-    /// It belongs to a protocol other than the one for domains.
-    #[error("the source's libvirt uses program {program:#x} in version {version}, which no migration needs")]
+    /// The data belongs to a protocol other than libvirt's protocol for domains.
+    #[error("the source's libvirt uses version {version} of program {program:#x}, which no migration needs")]
     Program {
         /// Number of the program.
         program: u32,
         /// Version of the program.
         version: u32,
     },
-    /// It is not a plain call.
-    #[error("the source's libvirt sends a frame of type {kind}, where it sends calls (0)")]
+    /// The frame is not a plain call.
+    #[error("the source's libvirt sends a frame of type {kind}, but only calls (type 0) are expected")]
     Kind {
         /// Type of the frame.
         kind: u32,
     },
-    /// It is a call that no known libvirt makes during a migration.
-    #[error("the source's libvirt makes a call that no migration is known to need: procedure {procedure}")]
+    /// The call is not known from any libvirt's migration.
+    #[error("the source's libvirt calls procedure {procedure}, which no migration is known to need")]
     Procedure {
         /// Number of the procedure.
         procedure: u32,
     },
-    /// It is a last call whose flags are not where they belong.
-    #[error("the source's libvirt makes the last call {procedure} with unknown arguments, of {bytes} bytes")]
+    /// The arguments of the last call cannot be parsed, or are too long.
+    #[error("the source's libvirt makes the last call {procedure} with unknown arguments ({bytes} bytes)")]
     Arguments {
         /// Number of the procedure.
         procedure: u32,

@@ -48,32 +48,32 @@ impl TunnelMetrics {
         }
         registry.register(
             "drydock_tunnel_sessions",
-            "Sides of migrations that this tunnel carries",
+            "Sessions of this tunnel; a migration has one session on each node",
             metrics.sessions.clone(),
         );
         registry.register(
             "drydock_tunnel_sent_bytes",
-            "Bytes of guests that went to other nodes",
+            "Bytes of guests that were sent to other nodes",
             metrics.sent.clone(),
         );
         registry.register(
             "drydock_tunnel_received_bytes",
-            "Bytes of guests that came from other nodes",
+            "Bytes of guests that were received from other nodes",
             metrics.received.clone(),
         );
         registry.register(
             "drydock_tunnel_libvirt_calls_unsupported",
-            "Sessions that ended because a source's libvirt sent something that might resume its guest at the target",
+            "Sessions that ended because the source's libvirt sent data that might resume the guest on the target",
             metrics.not_understood.clone(),
         );
         registry.register(
             "drydock_tunnel_last_calls_missed",
-            "Guests that left although this tunnel saw no last call of their libvirt",
+            "Guests that left the node although the tunnel saw no last call of their libvirt",
             metrics.missed.clone(),
         );
         registry.register(
             "drydock_tunnel_streams",
-            "Connections between tunnels by what they carry",
+            "Connections between tunnels by kind",
             metrics.streams.clone(),
         );
         registry.register(

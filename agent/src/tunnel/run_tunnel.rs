@@ -78,7 +78,7 @@ async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(),
         "port for other tunnels",
         PortState::new(&sessions, &process).accept(listener),
     );
-    info!(%address, "port for other tunnels open");
+    info!(%address, "listening for other tunnels");
     server::serve(&sessions, &socket_dir, &pod_uid, &process)?;
     Ok(())
 }

@@ -27,7 +27,7 @@ pub(super) const SUFFIX: &str = ".sock";
 
 /// Error: the socket for agents could not be opened.
 #[derive(Debug, Error)]
-#[error("could not listen at {}", path.display())]
+#[error("could not listen on {}", path.display())]
 pub(crate) struct SocketError {
     path: PathBuf,
     source: io::Error,
@@ -58,13 +58,13 @@ pub(super) fn serve(
                     let (sessions, drained) = (sessions.clone(), drained.clone());
                     of.spawn("agent", async move {
                         if let Err(error) = converse(&sessions, stream, &drained).await {
-                            debug!(error = %chain(&error), "an agent left");
+                            debug!(error = %chain(&error), "the connection of an agent has ended");
                         }
                     });
                 }
                 Err(error) => {
-                    // The process has too many open files, for example.
-                    warn!(error = %chain(&error), "an agent could not be accepted");
+                    // For example, the process has too many open files.
+                    warn!(error = %chain(&error), "could not accept a connection of an agent");
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                 }
             }

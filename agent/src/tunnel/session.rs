@@ -195,7 +195,7 @@ impl TunnelSession {
         }
         match result {
             Some(result) => result,
-            None => unreachable!("a change is made at once"),
+            None => unreachable!("the change is applied before the function returns"),
         }
     }
 
@@ -242,8 +242,8 @@ impl TunnelSession {
         }
         warn!(
             migration_uid = self.spec.migration,
-            "a guest has left without a last call that this tunnel has seen: \
-             from now on guests on this node are not switched to post-copy"
+            "a guest has left, but this tunnel has seen no last call of its libvirt: \
+             from now on, guests on this node are not switched to post-copy"
         );
         self.metrics.missed.inc();
         self.changes.last_call_missed.store(true, Ordering::Relaxed);

@@ -188,7 +188,7 @@ impl TunnelSessions {
         let bad = |message: String| CallRefusal::BadPeer(message);
         let fingerprint: CertificateFingerprint = peer.fingerprint.parse().map_err(|error| {
             let shown: String = peer.fingerprint.chars().take(100).collect();
-            bad(format!("the peer's fingerprint is {shown:?}: {error}"))
+            bad(format!("the peer's fingerprint {shown:?} is invalid: {error}"))
         })?;
         let paired = match session.spec.role {
             Role::Unknown => return Err(CallRefusal::UnknownRole),
@@ -201,7 +201,7 @@ impl TunnelSessions {
                 let address = text.parse().map_err(|_| {
                     let shown: String = text.chars().take(100).collect();
                     bad(format!(
-                        "the peer's address is {shown:?}, which is no IP address with a port"
+                        "the peer's address is {shown:?}, which is not an IP address with a port"
                     ))
                 })?;
                 let tls = session.identity.client(fingerprint)?;

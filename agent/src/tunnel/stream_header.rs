@@ -23,7 +23,7 @@ pub(super) enum StreamContent {
 
 /// Error: the first bytes are not a valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("what comes first is not the header of a stream")]
+#[error("the first bytes are not a valid stream header")]
 pub(super) struct NoHeader;
 
 impl StreamContent {

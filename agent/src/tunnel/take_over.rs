@@ -81,9 +81,9 @@ fn taken_over(session: &TunnelSession, how: TakenOver) {
 /// Returns the reason why a released guest still waits, as a message for users.
 fn waits_for(guest: GuestHere) -> Option<&'static str> {
     match guest {
-        GuestHere::Unknown => Some("whether the guest is complete is unknown"),
-        GuestHere::Absent => Some("the guest is released, but there is none here"),
-        GuestHere::Incoming => Some("the guest is released, but not complete"),
+        GuestHere::Unknown => Some("the guest is released, but its state is unknown"),
+        GuestHere::Absent => Some("the guest is released, but does not exist on this node"),
+        GuestHere::Incoming => Some("the guest is released, but has not arrived completely"),
         GuestHere::Complete | GuestHere::HasRun => None,
     }
 }

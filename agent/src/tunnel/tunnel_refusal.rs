@@ -13,11 +13,11 @@ use super::identity::SessionIdentityError;
 /// Reason why an agent's call is refused.
 #[derive(Debug, Error)]
 pub(super) enum CallRefusal {
-    /// The process is about to end.
-    #[error("the tunnel is about to end and takes no new sessions")]
+    /// The tunnel's process is about to end.
+    #[error("the tunnel is about to end and accepts no new sessions")]
     Draining,
-    /// The maximum number of sessions exists, which is more than a node can have migrating guests.
-    #[error("there are {0} sessions already")]
+    /// The maximum number of sessions exists. It is larger than the number of guests that can migrate on one node.
+    #[error("the tunnel already has {0} sessions")]
     TooManySessions(usize),
     /// The value is not the UID of a migration.
     #[error("{0:?} is not the UID of a migration")]
@@ -26,10 +26,10 @@ pub(super) enum CallRefusal {
     #[error("the role of the session is neither source nor target")]
     UnknownRole,
     /// The migration has a session with another specification.
-    #[error("there is a session of migration {0} for another role, pod or domain")]
+    #[error("migration {0} already has a session for another role, pod or domain")]
     OtherSession(String),
-    /// There is no such session.
-    #[error("there is no session of migration {0}")]
+    /// The session does not exist.
+    #[error("migration {0} has no session")]
     NoSession(String),
     /// The session is paired with another peer.
     #[error("migration {0} is paired with another peer")]
@@ -49,8 +49,8 @@ pub(super) enum CallRefusal {
     /// No key could be generated.
     #[error(transparent)]
     Identity(#[from] SessionIdentityError),
-    /// The line was not a call.
-    #[error("not understood: {0}")]
+    /// The line is not a call.
+    #[error("the call cannot be parsed: {0}")]
     NotUnderstood(String),
     /// The kernel refused the listener.
     #[error("could not listen: {0}")]
@@ -86,28 +86,28 @@ pub(super) enum StreamRefusal {
     #[error("too many connections have not identified themselves yet")]
     TooManyConnections,
     /// The handshake and the header did not arrive in time.
-    #[error("it did not identify itself and its purpose in time")]
+    #[error("the connection did not identify itself and its purpose in time")]
     TooSlow,
-    /// It does not use TLS 1.3, or not with a tunnel's parameters.
-    #[error("the handshake failed")]
+    /// The connection does not use TLS 1.3 with the parameters of a tunnel.
+    #[error("the TLS handshake failed")]
     HandshakeFailed,
-    /// It names no session that exists, or one without a peer.
-    #[error("it requests a session that does not exist")]
+    /// The connection names no session, or its session does not exist, is closed or has the source role.
+    #[error("the requested session does not exist")]
     UnknownSession,
-    /// It is not the peer of the session that it names.
-    #[error("its certificate is not that of the session's peer")]
+    /// The certificate is not the certificate of the session's peer.
+    #[error("the certificate is not the certificate of the session's peer")]
     WrongCertificate,
-    /// It closed before its header arrived.
-    #[error("it was closed before it named its purpose")]
+    /// The connection closed before its header arrived.
+    #[error("the connection was closed before the stream header arrived")]
     ClosedEarly,
-    /// Its header names no known stream.
-    #[error("it does not name its stream")]
+    /// The header names no known stream.
+    #[error("the stream header names no known stream")]
     BadHeader,
-    /// The session has the maximum number of such streams.
-    #[error("there are as many of these streams as there may be")]
+    /// The session has the maximum number of streams of this kind.
+    #[error("the session already has the maximum number of streams of this kind")]
     StreamTaken,
-    /// There is no listener for it in the pod.
-    #[error("nothing in the pod takes the stream")]
+    /// No process in the pod listens for the stream.
+    #[error("no process in the pod accepts the stream")]
     NoProcessInPod,
 }
 

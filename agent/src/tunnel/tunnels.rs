@@ -141,15 +141,15 @@ impl TunnelFollower {
             tokio::select! {
                 happened = watch.next(), if watching => {
                     if let Err(error) = happened {
-                        // Without events, new tunnels are found only when those that are there report something.
-                        warn!(error = %chain(&error), "the folder of tunnels cannot be watched any more");
+                        // Without events, new tunnels are found only when a known tunnel reports a change.
+                        warn!(error = %chain(&error), "the folder of tunnels can no longer be watched");
                         watching = false;
                     }
                 }
                 Some((name, news)) = received.recv() => self.note(name, news),
                 Some(ended) = connections.join_next() => {
                     if let Err(error) = ended {
-                        warn!(error = %chain(&error), "a tunnel cannot be followed any more");
+                        warn!(error = %chain(&error), "a tunnel can no longer be followed");
                     }
                 }
             }
@@ -159,12 +159,12 @@ impl TunnelFollower {
     fn note(&mut self, name: String, news: News) {
         match news {
             News::Connected(client) => {
-                info!(tunnel = name, "tunnel found");
+                info!(tunnel = name, "connected to a tunnel");
                 self.tunnels.insert(name, Tunnel::Connected(client));
             }
             News::Changed => {}
             News::Gone => {
-                info!(tunnel = name, "tunnel gone");
+                info!(tunnel = name, "a tunnel has ended");
                 self.tunnels.remove(&name);
             }
         }
@@ -253,6 +253,9 @@ fn remove(path: &Path, inode_then: Option<u64>) {
         && inode(path) == inode_then
         && let Err(error) = fs::remove_file(path)
     {
-        warn!(path = %path.display(), error = %chain(&error), "the socket of a tunnel that is gone cannot be removed");
+        warn!(
+            path = %path.display(), error = %chain(&error),
+            "could not remove the socket of a tunnel that no longer exists"
+        );
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     category = "drydock",
     status = "HypervisorStatus",
     derive = "PartialEq",
-    doc = "A node seen as a host of virtual machines: what its CPUs can do, and what its agent reports. Made by the agent, named after the Node.",
+    doc = "A node as a host of virtual machines: the capabilities of its CPUs and the reports of its agent. The agent creates the object, with the name of the Node.",
     printcolumn = r#"{"name":"Vendor","type":"string","jsonPath":".status.facts.virtualization.vendor","description":"CPU vendor"}"#,
     printcolumn = r#"{"name":"Host-Model","type":"string","jsonPath":".status.facts.virtualization.hostModel.name","description":"CPU model that host-model guests get"}"#,
     printcolumn = r#"{"name":"Usable-Models","type":"integer","jsonPath":".status.usableModels","description":"CPU models that guests can have"}"#,
@@ -33,7 +33,7 @@ use crate::{
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Labelled","type":"string","jsonPath":".status.conditions[?(@.type==\"Labelled\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Left","type":"integer","jsonPath":".status.drain.left","description":"Virtual machines that a drain has not moved yet","priority":1}"#,
-    printcolumn = r#"{"name":"Blocked","type":"integer","jsonPath":".status.drain.blocked","description":"Of these, those that stay until their cause is removed","priority":1}"#,
+    printcolumn = r#"{"name":"Blocked","type":"integer","jsonPath":".status.drain.blocked","description":"Virtual machines that a drain cannot move until the reason is removed","priority":1}"#,
     printcolumn = r#"{"name":"Inspected","type":"date","jsonPath":".status.inspection.at","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]

@@ -112,7 +112,7 @@ pub(crate) fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from:
         type Value = Option<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a text")
+            f.write_str("a string")
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Option<T>, E> {

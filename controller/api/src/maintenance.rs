@@ -140,7 +140,7 @@ impl Resource for NodeMaintenance {
     printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase","description":"Running, Succeeded (the node is empty) or Failed"}"#,
     printcolumn = r#"{"name":"Progress","type":"integer","jsonPath":".status.drainProgress","description":"Percentage of the pods that have left"}"#,
     printcolumn = r#"{"name":"Pending","type":"integer","jsonPath":".status.pending","description":"Pods that have not left yet"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Drained\")].reason","description":"What it waits for, or why it failed"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Drained\")].reason","description":"What the maintenance waits for, or why it failed"}"#,
     printcolumn = r#"{"name":"Estimate","type":"string","jsonPath":".status.estimatedEnd","priority":1,"description":"When the last pod will have left, at the latest"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -176,7 +176,7 @@ fn duration(_: &mut SchemaGenerator) -> Schema {
         "maxLength": 32,
         "pattern": "^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$",
         "x-kubernetes-validations": [
-            {"rule": "duration(self) > duration('0s')", "message": "must be longer than nothing"},
+            {"rule": "duration(self) > duration('0s')", "message": "must be longer than 0s"},
         ],
     })
 }

@@ -244,7 +244,10 @@ impl ConsoleServer {
             https(&format!("https://{host}:{port}")).ok()
         };
         let url = self.server.or_else(of_pod);
-        let url = url.ok_or("no API server is known: --server is needed outside of a pod, where KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name it")?;
+        let url = url.ok_or(
+            "the address of the API server is missing: outside of a pod, --server is required, because \
+             KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set",
+        )?;
         Ok(Listening {
             address: self.bind_address,
             metrics_bind_address: self.metrics_bind_address,
@@ -413,7 +416,7 @@ fn node_name(text: &str) -> Result<String, String> {
     if !name.is_empty() && name.len() <= 253 && name.chars().all(good) {
         Ok(name.to_owned())
     } else {
-        Err("a node has up to 253 lower case letters, digits, `-` and `.`".into())
+        Err("the name of a node consists of up to 253 lower-case letters, digits, `-` and `.`".into())
     }
 }
 
@@ -425,7 +428,8 @@ fn host(text: &str) -> Result<String, String> {
         Ok(text.to_ascii_lowercase())
     } else {
         Err(
-            "a host is a name such as console.example.org, with a port if only that one is meant, and without https://"
+            "a host is a name such as console.example.org, without https://; with a port, the name is served for this \
+             port only"
                 .into(),
         )
     }
@@ -433,10 +437,12 @@ fn host(text: &str) -> Result<String, String> {
 
 /// Returns the address of an API server. A token is sent there, so it has to be encrypted.
 fn https(text: &str) -> Result<Uri, String> {
-    let url: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
+    let url: Uri = text
+        .parse()
+        .map_err(|error| format!("the address is not a URL: {error}"))?;
     match (url.scheme_str(), url.host()) {
         (Some("https"), Some(_)) => Ok(url),
-        _ => Err("an API server is https://HOST or https://HOST:PORT".into()),
+        _ => Err("the address of an API server is https://HOST or https://HOST:PORT".into()),
     }
 }
 
@@ -444,7 +450,7 @@ fn https(text: &str) -> Result<Uri, String> {
 fn number(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number @ 1..=10_000) => Ok(number),
-        _ => Err("it is a number from 1 to 10000".into()),
+        _ => Err("the value must be a number from 1 to 10000".into()),
     }
 }
 
@@ -543,13 +549,16 @@ mod tests {
         let both = ["--server=https://a:6443", &pod("b"), "--service-port=443"];
         assert_eq!(server(&both).unwrap(), "https://a:6443/");
         for (argument, expected) in [
-            ("--read-only", "no API server is known: --server is needed"),
+            (
+                "--read-only",
+                "the address of the API server is missing: outside of a pod, --server is required",
+            ),
             (
                 "--server=http://a:6443",
-                "an API server is https://HOST or https://HOST:PORT",
+                "the address of an API server is https://HOST or https://HOST:PORT",
             ),
             ("--host=https://a", "a host is a name such as console.example.org"),
-            ("--max-users=0", "it is a number from 1 to 10000"),
+            ("--max-users=0", "the value must be a number from 1 to 10000"),
         ] {
             let refused = server(&[argument]).unwrap_err();
             let refused = refused.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -105,7 +105,7 @@ fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, CommandError> 
     }
     let file = std::env::current_exe()?;
     let folder = file.parent().map(Path::to_owned);
-    folder.ok_or_else(|| CommandError::Output(io::Error::other("the plugin is in no folder")))
+    folder.ok_or_else(|| CommandError::Output(io::Error::other("the folder of the plugin cannot be determined")))
 }
 
 /// Writes the completion executable into a folder.

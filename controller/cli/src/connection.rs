@@ -88,9 +88,9 @@ impl Server {
 /// Error: no client can be created for the API server.
 #[derive(Debug, Error)]
 pub(crate) enum ServerAddressError {
-    #[error("the certificates by which the API server is trusted cannot be read from {}", path.display())]
+    #[error("the certificates of the API server's authority cannot be read from {}", path.display())]
     Authority { path: PathBuf, source: pem::Error },
-    #[error("no client can be made")]
+    #[error("the client could not be created")]
     Client(#[source] kube::Error),
 }
 

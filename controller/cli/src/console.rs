@@ -156,13 +156,14 @@ pub(crate) async fn serve(
     writeln!(out, "{link}")?;
     out.flush()?;
     eprintln!(
-        "The link works once, on this machine. Ctrl-C ends the console; maintenance that it has started goes on."
+        "The link works once, on this machine. Ctrl-C ends the console; maintenance that was started in the console \
+         continues."
     );
     let exit = tokio::select! {
         served = async { axum::serve(listener, router(local.clone())).await } => served.map(|()| Exit::Done).map_err(CommandError::Output),
         _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
         () = idle(&local.shared, IDLE) => {
-            eprintln!("the console was not used for 8 h, so it ends");
+            eprintln!("the console ends because it was not used for 8 h");
             Ok(Exit::Done)
         }
     };
@@ -313,7 +314,7 @@ async fn document(State(document): State<Arc<str>>, request: Request) -> Respons
     let path = request.uri().path();
     let parsed = ViewPath::parse(path).filter(|_| !path.starts_with("/api/"));
     let Some(parsed) = parsed else {
-        return error(StatusCode::NOT_FOUND, "there is no such page");
+        return error(StatusCode::NOT_FOUND, "this page does not exist");
     };
     let kind = [(CONTENT_TYPE, "text/html; charset=utf-8")];
     match parsed.view.section() {
@@ -335,7 +336,7 @@ async fn exchange(State(local): State<Arc<Local>>, Json(exchange): Json<Exchange
         Some(session) => Json(json!({"session": session})).into_response(),
         None => error(
             StatusCode::FORBIDDEN,
-            "this link was used before: each link of the console works once",
+            "this link was already used: each link of the console works only once",
         ),
     }
 }
@@ -354,7 +355,7 @@ struct LiveQuery {
 
 async fn live(State(shared): State<Arc<ConsoleContext>>, Query(query): Query<LiveQuery>) -> Response {
     let Some(path) = ViewPath::parse(&query.path) else {
-        return error(StatusCode::NOT_FOUND, "there is no such page");
+        return error(StatusCode::NOT_FOUND, "this page does not exist");
     };
     let lines = live::lines(Active::new(&shared), path);
     ([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()

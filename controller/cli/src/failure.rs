@@ -67,7 +67,7 @@ impl Exit {
 pub(crate) enum CommandError {
     #[error("the kubeconfig cannot be used")]
     Kubeconfig(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the request has failed")]
+    #[error("the request failed")]
     Request(#[source] kube::Error),
     #[error("{resource} cannot be read")]
     Read {
@@ -76,19 +76,19 @@ pub(crate) enum CommandError {
         #[source]
         error: kube::Error,
     },
-    #[error("there is no node {0}")]
+    #[error("node {0} does not exist")]
     NoSuchNode(String),
-    #[error("no instance of a virtual machine {0} runs or is to run")]
+    #[error("VirtualMachineInstance {0} does not exist")]
     NoSuchInstance(String),
-    #[error("there is no migration {0}")]
+    #[error("migration {0} does not exist")]
     NoSuchMigration(String),
-    #[error("the table has no column {name}; those that it has are {allowed}")]
+    #[error("the table has no column {name}; columns: {allowed}")]
     NoSuchColumn { name: String, allowed: String },
-    #[error("there is no migration of {0}")]
+    #[error("virtual machine {0} has no migration")]
     NoMigration(String),
-    #[error("no node has the labels {0}")]
+    #[error("no node matches the label selector {0}")]
     NoNodes(String),
-    #[error("the maintenance of node {0} is being ended; start it again once that is done")]
+    #[error("the maintenance of node {0} is being ended; start a new maintenance when it has ended")]
     Ending(String),
     #[error("node {0} is not in maintenance")]
     NotInMaintenance(String),
@@ -98,13 +98,13 @@ pub(crate) enum CommandError {
         #[source]
         error: io::Error,
     },
-    #[error("the console cannot listen at {address}")]
+    #[error("the console cannot listen on {address}")]
     Port {
         address: SocketAddr,
         #[source]
         source: io::Error,
     },
-    #[error("the system has no random numbers")]
+    #[error("the system provides no random numbers")]
     NoRandom,
     #[error("the output cannot be written")]
     Output(#[from] io::Error),

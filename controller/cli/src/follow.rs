@@ -93,12 +93,12 @@ pub(crate) async fn follow(
         let now = Instant::now();
         if let Some((_, node)) = blocked.filter(|(at, _)| *at <= now) {
             session.refresh(false, out)?;
-            eprintln!("node {node} has been blocked for as long as was allowed; the drain goes on");
+            eprintln!("node {node} has been blocked for the maximum time (--fail-when-blocked); the drain continues");
             return Ok(session.worst().worse(Exit::Blocked));
         }
         if deadline <= now && session.exit().is_none() {
             session.refresh(false, out)?;
-            eprintln!("the drain was not over in time, and goes on");
+            eprintln!("the drain did not end within the timeout, and continues");
             return Ok(session.worst().worse(Exit::NotInTime));
         }
     }
@@ -333,7 +333,7 @@ impl<'a> FollowSession<'a> {
         let names: Vec<&str> = open.map(FollowedDrain::node).collect();
         if !names.is_empty() {
             eprintln!(
-                "the drain goes on; to cancel it: kubectl drydock maintenance stop {}",
+                "the drain continues; to cancel it: kubectl drydock maintenance stop {}",
                 names.join(" ")
             );
         }

@@ -41,7 +41,10 @@ pub(crate) async fn execute(
         MaintenanceCommand::Start(options) => {
             let (started, exit) = start(client, options, out).await;
             if !started.is_empty() {
-                eprintln!("To end it: kubectl drydock maintenance stop {}", started.join(" "));
+                eprintln!(
+                    "To end the maintenance: kubectl drydock maintenance stop {}",
+                    started.join(" ")
+                );
             }
             Ok(exit)
         }
@@ -89,7 +92,7 @@ async fn start_one(
         Created::New => writeln!(out, "maintenance of node {node} started")?,
         Created::Present(group, object) => writeln!(
             out,
-            "node {node} is in maintenance already, by nodemaintenances.{}/{object}",
+            "node {node} is already in maintenance: nodemaintenances.{}/{object}",
             group.as_str(),
         )?,
     }

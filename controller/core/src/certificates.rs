@@ -147,10 +147,10 @@ impl RenewalCause {
     /// Returns the reason as a human-readable sentence.
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::Missing => "there is none that can be used",
-            Self::Due => "the one before ends soon",
-            Self::TooLong => "the one before is valid for longer than is configured",
-            Self::AuthorityReplaced => "the authority of the one before has been replaced",
+            Self::Missing => "no usable certificate exists",
+            Self::Due => "the previous certificate expires soon",
+            Self::TooLong => "the previous certificate is valid for longer than configured",
+            Self::AuthorityReplaced => "the authority of the previous certificate has been replaced",
         }
     }
 }

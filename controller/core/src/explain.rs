@@ -94,7 +94,7 @@ pub fn explain(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> ModelRep
 impl fmt::Display for ModelReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(known) = &self.known else {
-            write!(f, "{}: libvirt knows no such CPU model here", self.model)?;
+            write!(f, "{}: libvirt has no such CPU model on this node", self.model)?;
             if !self.similar.is_empty() {
                 write!(f, "; did you mean {}?", self.similar.join(", "))?;
             }
@@ -103,13 +103,17 @@ impl fmt::Display for ModelReport {
         let how = match known.virt_type {
             VirtType::Kvm => "with KVM",
             VirtType::Qemu => "by emulation",
-            VirtType::Unknown => "in a way that this version does not know",
+            VirtType::Unknown => "with a virtualization type that this version does not support",
         };
         match known.usable {
             Usable::Yes => writeln!(f, "{}: usable {how}", self.model)?,
-            Usable::Unknown => writeln!(f, "{}: counted as usable {how}; libvirt does not report it", self.model)?,
+            Usable::Unknown => writeln!(
+                f,
+                "{}: assumed usable {how}; libvirt does not report the usability",
+                self.model
+            )?,
             Usable::No if known.missing.is_empty() => {
-                writeln!(f, "{}: not usable {how}; libvirt gives no cause", self.model)?;
+                writeln!(f, "{}: not usable {how}; libvirt reports no cause", self.model)?;
             }
             Usable::No => {
                 writeln!(
@@ -125,7 +129,7 @@ impl fmt::Display for ModelReport {
             f,
             "  obsolete:    {}",
             if known.obsolete {
-                "yes, so it gets no label"
+                "yes, so the model gets no label"
             } else {
                 "no"
             }
@@ -201,12 +205,12 @@ mod tests {
           labels:      cpu-model-migration.node.kubevirt.io/Haswell-noTSX, cpu-model.node.kubevirt.io/Haswell-noTSX
 
         qemu64: usable with KVM
-          obsolete:    yes, so it gets no label
+          obsolete:    yes, so the model gets no label
           labels:      none
 
-        haswel: libvirt knows no such CPU model here; did you mean Haswell, Haswell-v1, Haswell-noTSX?
+        haswel: libvirt has no such CPU model on this node; did you mean Haswell, Haswell-v1, Haswell-noTSX?
 
-        zEC12: libvirt knows no such CPU model here
+        zEC12: libvirt has no such CPU model on this node
         ");
     }
 }

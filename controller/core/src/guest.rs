@@ -407,7 +407,7 @@ fn conditions(observed: &ObservedGuest<'_>, before: &VirtualMachineInstanceStatu
     if let Some(agent) = &observed.domain.agent {
         set_condition(types::AGENT_CONNECTED, ConditionStatus::True, "", String::new());
         if agent.is_unsupported {
-            let message = "the guest agent lacks commands that are required".to_owned();
+            let message = "the guest agent lacks required commands".to_owned();
             set_condition(
                 types::AGENT_VERSION_NOT_SUPPORTED,
                 ConditionStatus::True,
@@ -451,7 +451,7 @@ pub fn gate_is_open(domain: &ReportedDomain, ready: &Ready, readiness: Option<&G
 /// Returns why the guest's readiness probe does not succeed; `None` if it succeeds, or the guest has no such probe.
 fn probe_failure(observed: &ObservedGuest<'_>) -> Option<String> {
     observed.instance.spec.readiness_probe.as_ref()?;
-    let not_yet = "its readiness probe has not succeeded";
+    let not_yet = "the guest's readiness probe has not succeeded";
     if !observed.ready.probes_readiness {
         return (!container_is_ready(observed.pod)).then(|| not_yet.into());
     }

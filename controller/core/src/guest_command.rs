@@ -119,7 +119,7 @@ pub fn plan(facts: &CommandInput<'_>, command: GuestCommand) -> Result<GuestCall
 
 /// Message where a command needs the guest agent (KubeVirt's).
 pub const NO_AGENT: &str = "VMI does not have guest agent connected";
-const MIGRATING: &str = "VMI is migrating; wait until that has ended, or cancel it";
+const MIGRATING: &str = "VMI is migrating; wait until the migration has ended, or cancel the migration";
 
 #[cfg(test)]
 mod tests {

@@ -111,9 +111,10 @@ impl GuestNetwork {
             _ => String::new(),
         };
         match self {
-            Self::Available => "guests can be reached by the address of their pod".into(),
+            Self::Available => "guests can be reached at the address of their pod".into(),
             Self::AvailableWithAppArmor => {
-                "guests can be reached by the address of their pod, which runs under the AppArmor profile drydock-launcher"
+                "guests can be reached at the address of their pod, which runs under the AppArmor profile \
+                 drydock-launcher"
                     .into()
             }
             Self::Unknown => "the node is being inspected".into(),
@@ -122,16 +123,16 @@ impl GuestNetwork {
                 because(&seen.seccomp)
             ),
             Self::UserNamespacesOff => {
-                "the kernel allows no user namespaces (user.max_user_namespaces is 0), which a guest's network needs"
+                "the kernel allows no user namespaces (user.max_user_namespaces is 0), but a guest's network needs one"
                     .into()
             }
             Self::UserNamespacesForRootOnly => {
-                "the kernel gives user namespaces to root only (kernel.unprivileged_userns_clone is 0), and a guest's \
-                 network runs without privilege"
+                "the kernel allows user namespaces only for root (kernel.unprivileged_userns_clone is 0), but a \
+                 guest's network runs without privileges"
                     .into()
             }
             Self::AppArmorProfileMissing => format!(
-                "AppArmor is on and has no profile drydock-launcher{}",
+                "AppArmor is enabled, and the profile drydock-launcher is not loaded{}",
                 because(&seen.app_armor)
             ),
         }

@@ -54,19 +54,26 @@ pub fn judge<'a>(
     } else if let Some((_, problems)) = refused.first() {
         let names: Vec<&str> = refused.iter().map(|(node, _)| *node).collect();
         let message = format!(
-            "{problems} (refused on {}; the configuration before stays in force there)",
+            "{problems} (refused on {}; the previous configuration stays in force on these nodes)",
             list(&names)
         );
         (ConditionStatus::False, "Refused", message)
     } else if count == 0 {
         (ConditionStatus::Unknown, "NoNodes", "no node has an agent yet".into())
     } else if behind.is_empty() {
-        (ConditionStatus::True, "InForce", format!("all {count} nodes follow it"))
+        (
+            ConditionStatus::True,
+            "InForce",
+            format!("all {count} nodes apply this configuration"),
+        )
     } else {
         (
             ConditionStatus::False,
             "NotOnAllNodes",
-            format!("{following} of {count} nodes follow it; not yet {}", list(&behind)),
+            format!(
+                "{following} of {count} nodes apply this configuration; not yet applied on {}",
+                list(&behind)
+            ),
         )
     };
     InForce {
@@ -200,11 +207,11 @@ mod tests {
             .collect();
         insta::assert_snapshot!(text.join("\n"), @r"
         no nodes: Unknown NoNodes 0/0 no node has an agent yet
-        all: True InForce 2/2 all 2 nodes follow it
-        one behind, one unresponsive: False NotOnAllNodes 1/3 1 of 3 nodes follow it; not yet b, c
-        refused: False Refused 1/2 spec.x: `1` is not allowed; allowed: 2 (refused on a; the configuration before stays in force there)
-        many behind: False NotOnAllNodes 0/7 0 of 7 nodes follow it; not yet a, b, c, d, e and 2 more
-        superseded: False Superseded 0/1 drydock/other comes first and is in force
+        all: True InForce 2/2 all 2 nodes apply this configuration
+        one behind, one unresponsive: False NotOnAllNodes 1/3 1 of 3 nodes apply this configuration; not yet applied on b, c
+        refused: False Refused 1/2 spec.x: `1` is not allowed; allowed: 2 (refused on a; the previous configuration stays in force on these nodes)
+        many behind: False NotOnAllNodes 0/7 0 of 7 nodes apply this configuration; not yet applied on a, b, c, d, e and 2 more
+        superseded: False Superseded 0/1 drydock/other takes precedence and is in force
         ");
     }
 }

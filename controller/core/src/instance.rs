@@ -540,7 +540,7 @@ fn reported_end(instance: &VirtualMachineInstance, pod_uid: &str) -> Fate {
         },
         None => EndedGuest {
             outcome: None,
-            message: "its pod or its Node was deleted; the node's agent saw the guest end".into(),
+            message: "the guest's pod or Node was deleted; the node's agent reported the end of the guest".into(),
             evicted: true,
             by_kubelet: false,
         },
@@ -649,7 +649,7 @@ impl<'a> Draft<'a> {
             Some(Fate::GoneWithItsNode) => {
                 self.phase = Some(Phase::Failed);
                 self.reason = Some(NODE_GONE.into());
-                let message = format!("node {node} is gone for good, and the guest with it");
+                let message = format!("node {node} was deleted or is out of service; the guest is lost");
                 self.set_condition(types::READY, ConditionStatus::False, "GuestNotRunning", message);
             }
             Some(Fate::Vanished) => {
@@ -667,7 +667,7 @@ impl<'a> Draft<'a> {
                         failure.into(),
                     );
                 }
-                let message = "its pod does not exist yet".to_owned();
+                let message = "the guest's pod does not exist yet".to_owned();
                 self.set_condition(types::READY, ConditionStatus::False, "PodNotExists", message);
             }
         }
@@ -681,7 +681,7 @@ impl<'a> Draft<'a> {
             if let Some(hindrance) = pod_hindrance(observed, pod) {
                 self.apply_hindrance(hindrance);
             }
-            let message = "the guest does not run yet".to_owned();
+            let message = "the guest is not running yet".to_owned();
             self.set_condition(types::READY, ConditionStatus::False, "GuestNotRunning", message);
         } else if let Some(targets) = observed.targets {
             let status = ConditionStatus::from(targets.available);
@@ -710,7 +710,7 @@ impl<'a> Draft<'a> {
     fn apply_eviction_mark(&mut self) -> Option<String> {
         let arrived = self.observed.moving.moved_to;
         if arrived.is_some_and(|node| evacuation_request::is_orphaned(self.observed.instance, node)) {
-            let message = "the guest has left the node that it was to leave".to_owned();
+            let message = "the guest has moved to another node".to_owned();
             self.set_condition(types::EVICTION_REQUESTED, ConditionStatus::False, "Moved", message);
             return Some(String::new());
         }
@@ -744,17 +744,18 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
         NodeState::Deleted => Some((
             "NodeDeletedAgentAlive",
             format!(
-                "Node {node} was deleted, but its agent renews its Lease, so the guest may still run there; it starts \
-                 elsewhere once the agent has reported its end, or has not renewed its Lease for {} s",
+                "Node {node} was deleted, but the node's agent renews its Lease, so the guest may still run there; the \
+                 guest starts elsewhere once the agent has reported the end of the guest, or has not renewed its Lease \
+                 for {} s",
                 STALE_AFTER.as_secs()
             ),
         )),
         NodeState::NotReady { .. } | NodeState::OutOfService | NodeState::Gone | NodeState::Unknown => Some((
             "PodLostOnUnresponsiveNode",
             format!(
-                "its pod was deleted while node {node} did not respond, so it is unknown whether the guest still \
-                 runs there; make sure that the node is off, then delete the Node or taint it \
-                 node.kubernetes.io/out-of-service"
+                "the guest's pod was deleted while node {node} did not respond, so it is unknown whether the guest \
+                 still runs there; make sure that the node is powered off, then delete the Node or add the taint \
+                 node.kubernetes.io/out-of-service to the Node"
             ),
         )),
     }

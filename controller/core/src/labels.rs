@@ -53,10 +53,13 @@ impl Withheld {
     /// Returns the reason as a human-readable sentence.
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::NotInspected => "what guests can have here is not known, so CPU labels are left as they are",
-            Self::Architecture => "guests of this architecture are not supported, so there are no CPU labels",
+            Self::NotInspected => {
+                "the virtualization capabilities of this node are not known, so the CPU labels stay unchanged"
+            }
+            Self::Architecture => "guests of this architecture are not supported, so the node has no CPU labels",
             Self::EmulationNotAllowed => {
-                "KVM cannot be used and the configuration does not allow emulation, so no guest can run here and there are no CPU labels"
+                "KVM cannot be used and the configuration does not allow emulation, so no guest can run on this node, \
+                 and the node has no CPU labels"
             }
         }
     }

@@ -425,8 +425,8 @@ fn conditions(
         .collect();
     if find(&all, types::READY).is_none() {
         let (reason, message) = match own {
-            None => (NO_INSTANCE, "it has no instance"),
-            Some(_) => ("GuestNotRunning", "the guest does not run yet"),
+            None => (NO_INSTANCE, "the virtual machine has no instance"),
+            Some(_) => ("GuestNotRunning", "the guest is not running yet"),
         };
         all.push(new_condition(types::READY, ConditionStatus::False, reason, message));
     }
@@ -442,7 +442,8 @@ fn conditions(
     all.extend(match (standing, observed.failed_create) {
         (Standing::Foreign, _) => Some(refused(
             StartRefusal::InstanceNotOwned,
-            "there is a VirtualMachineInstance of this name that belongs to something else; it is neither used nor deleted",
+            "a VirtualMachineInstance of the same name belongs to another owner; Drydock neither uses nor deletes this \
+             instance",
         )),
         (_, Some(failure)) => Some(refused(StartRefusal::FailedCreate, failure)),
         (_, None) => kept(),
@@ -456,7 +457,7 @@ fn conditions(
             types::RESTART_REQUIRED,
             ConditionStatus::True,
             "TemplateChanged",
-            "the template was changed since the instance was made; it counts from the next start",
+            "the template has changed since the instance was created; the change takes effect at the next start",
         ));
     }
     all.sort_by(|one, other| one.type_.cmp(&other.type_));
@@ -499,7 +500,7 @@ fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Ma
         events.push(MachineEvent {
             warning: false,
             reason: types::RESTART_REQUIRED,
-            message: "the template was changed; it counts from the next start".into(),
+            message: "the template has changed; the change takes effect at the next start".into(),
         });
     }
     if let Some(failures) = &after.start_failure
@@ -511,8 +512,8 @@ fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Ma
             warning: true,
             reason: START_FAILED,
             message: format!(
-                "the instance ended before its guest ran, or its kubelet evicted it, {count} in a row; the next may start at \
-                 {retry}"
+                "the instance ended before its guest ran, or the kubelet evicted the instance's pod ({count} \
+                 consecutive failures); the next instance may start at {retry}"
             ),
         });
     }

@@ -120,7 +120,8 @@ impl MaintenanceEvent {
         Self::on_maintenance(
             true,
             "CordonedAgain",
-            "The node had been opened to new pods during its maintenance, so it was closed again; delete the maintenance to open it",
+            "The node was uncordoned during its maintenance, so the node was cordoned again; delete the \
+             NodeMaintenance to make the node schedulable",
         )
     }
 

@@ -73,7 +73,7 @@ pub fn parse(text: &str) -> Result<BTreeSet<String>, MaskError> {
 
 /// Returns a human-readable text on how a node masks features.
 pub fn means() -> String {
-    format!("the annotation {MASK_CPU_FEATURES} or the option --mask-features of its agent")
+    format!("the annotation {MASK_CPU_FEATURES} or the option --mask-features of the node's agent")
 }
 
 /// The masked features in libvirt's CPU map: model name to the masked features in the model.

@@ -47,7 +47,7 @@ pub fn obstacles(facts: &MigratableInput<'_>) -> Vec<(Obstacle, String)> {
     if model.unwrap_or("host-model") == "host-model" && !facts.host_model_known {
         obstacles.push((
             Obstacle::CpuMode,
-            "the CPU model is host-model, and libvirt knows no host model on this node".into(),
+            "the CPU model is host-model, and libvirt has no host model on this node".into(),
         ));
     }
     for volume in written(facts.spec) {

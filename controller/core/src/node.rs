@@ -192,7 +192,7 @@ pub fn plan(observed: &ObservedNode<'_>) -> NodeUpdatePlan {
 fn labelled(skipped: bool, desired: &labels::DesiredLabels) -> (ConditionStatus, &'static str, String) {
     if skipped {
         let message = format!(
-            "CPU labels are left as they are: annotation {} is true",
+            "the CPU labels stay unchanged: the annotation {} is true",
             annotations::SKIP_NODE
         );
         return (ConditionStatus::False, "SkippedByAnnotation", message);
@@ -209,7 +209,7 @@ fn labelled(skipped: bool, desired: &labels::DesiredLabels) -> (ConditionStatus,
     }
     let shown: Vec<&str> = desired.invalid.iter().take(5).map(String::as_str).collect();
     let message = format!(
-        "left out, since Kubernetes refuses the keys: {} ({} in all)",
+        "labels with keys that are not valid in Kubernetes are omitted: {} ({} in total)",
         shown.join(", "),
         desired.invalid.len()
     );
@@ -242,7 +242,7 @@ fn status(
             types::CONFIGURATION_ACCEPTED,
             ConditionStatus::True,
             "Accepted",
-            "the configuration is in force here".into(),
+            "the configuration is in force on this node".into(),
         ),
         Some(text) => make(types::CONFIGURATION_ACCEPTED, ConditionStatus::False, "Refused", text),
     };
@@ -280,12 +280,12 @@ fn inspected<'a>(
         (None, Some(_)) => (
             ConditionStatus::True,
             "Inspected",
-            "the facts are those of this machine".into(),
+            "the facts describe the current state of this node".into(),
         ),
         (None, None) => not_inspected(),
         (Some(failure), None) => (ConditionStatus::False, &failure.reason, failure.message.clone()),
         (Some(failure), Some(record)) => {
-            let message = format!("{}; what was found at {} is kept", failure.message, record.at.0);
+            let message = format!("{}; the facts from {} are kept", failure.message, record.at.0);
             (ConditionStatus::False, &failure.reason, message)
         }
     }
@@ -293,7 +293,7 @@ fn inspected<'a>(
 
 /// Returns status, reason and message of a condition that waits for the first inspection.
 fn not_inspected() -> (ConditionStatus, &'static str, String) {
-    let message = "the machine is being inspected".into();
+    let message = "the node is being inspected".into();
     (ConditionStatus::Unknown, "NotInspected", message)
 }
 
@@ -314,7 +314,7 @@ fn kvm(facts: Option<&NodeFacts>) -> (ConditionStatus, &'static str, String) {
 /// Returns status, reason and message of the condition `Ready`.
 fn ready(readiness: NodeReadiness, stopping: bool) -> (ConditionStatus, &'static str, String) {
     if stopping {
-        let message = "the agent of this node has ended".into();
+        let message = "the agent of this node has stopped".into();
         return (ConditionStatus::False, "AgentStopped", message);
     }
     (readiness.accepts().into(), readiness.reason(), readiness.sentence())
@@ -407,7 +407,10 @@ fn events(
             .unwrap_or_default();
         events.push(warning(
             events::HOST_MODEL_OBSOLETE,
-            format!("the CPU model of this host, {name}, is obsolete: guests with host-model are not sent here"),
+            format!(
+                "the host model of this node, {name}, is obsolete: guests with the CPU model host-model are not \
+                 scheduled on this node"
+            ),
         ));
     }
     if !changes.is_empty() {
@@ -435,7 +438,7 @@ fn events(
         && before(types::GUEST_NETWORK).is_none_or(|c| c.status != "False" || c.reason != network.reason())
     {
         let message = format!(
-            "guests with a network are not sent here: {}",
+            "guests with a network are not scheduled on this node: {}",
             network.sentence(observed.guest_network)
         );
         events.push(warning(events::GUEST_NETWORK_UNAVAILABLE, message));

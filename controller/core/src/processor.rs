@@ -46,7 +46,7 @@ pub fn identity(facts: &NodeFacts) -> Option<String> {
 /// if the guest can continue.
 pub fn refusal(there: Option<&str>, here: Option<&str>) -> Option<(&'static str, String)> {
     let Some(there) = there else {
-        return Some(("GuestCPUUnknown", "the CPU that the guest has is not known".into()));
+        return Some(("GuestCPUUnknown", "the guest's CPU is not known".into()));
     };
     match here {
         Some(here) if here == there => None,
@@ -56,7 +56,7 @@ pub fn refusal(there: Option<&str>, here: Option<&str>) -> Option<(&'static str,
         )),
         None => Some((
             "NodeNotInspected",
-            "the guest has the CPU of its host, and which one this node has is not known".into(),
+            "the guest has the CPU of its host, and the CPU of this node is not known".into(),
         )),
     }
 }

@@ -53,14 +53,22 @@ impl NodeReadiness {
     /// Returns the condition's message.
     pub fn sentence(self) -> String {
         match self {
-            Self::Ready => "virtual machines can run here".into(),
+            Self::Ready => "virtual machines can run on this node".into(),
             Self::ReadyByEmulation => {
-                "virtual machines can run here by emulation, which is slow: KVM cannot be used and the configuration allows emulation".into()
+                "virtual machines can run on this node by emulation, which is slow: KVM cannot be used and the \
+                 configuration allows emulation"
+                    .into()
             }
-            Self::NotInspected => "what guests can have here is not known, so none are accepted".into(),
+            Self::NotInspected => {
+                "the virtualization capabilities of this node are not known, so the node accepts no virtual machines"
+                    .into()
+            }
             Self::ArchitectureNotSupported => "guests of this architecture are not supported".into(),
             Self::KvmUnavailable(state) => {
-                format!("{}, and the configuration does not allow emulation", kvm_sentence(state))
+                format!(
+                    "{}, and the configuration does not allow emulation",
+                    kvm_sentence(state)
+                )
             }
         }
     }
@@ -82,11 +90,13 @@ pub fn kvm_reason(state: KvmState) -> &'static str {
 pub fn kvm_sentence(state: KvmState) -> &'static str {
     match state {
         KvmState::Usable => "KVM can be used",
-        KvmState::NoDevice => "there is no /dev/kvm",
-        KvmState::NotPermitted => "/dev/kvm may not be opened for writing",
-        KvmState::OpenFailed => "/dev/kvm is there but does not work",
-        KvmState::NoUsableModel => "/dev/kvm opens but libvirt finds no CPU model that a guest could have with it",
-        KvmState::Unknown => "this version does not know its state",
+        KvmState::NoDevice => "/dev/kvm does not exist",
+        KvmState::NotPermitted => "the agent is not permitted to open /dev/kvm for reading and writing",
+        KvmState::OpenFailed => "/dev/kvm exists but does not work",
+        KvmState::NoUsableModel => {
+            "/dev/kvm can be opened, but libvirt finds no CPU model that guests can use with KVM"
+        }
+        KvmState::Unknown => "the state of KVM is not known to this version",
     }
 }
 
@@ -137,7 +147,7 @@ mod tests {
             assert_eq!(NodeReadiness::of(facts.as_ref(), emulation), expected);
         }
         assert!(!no_kvm.accepts());
-        assert!(no_kvm.sentence().contains("no /dev/kvm"));
+        assert!(no_kvm.sentence().contains("/dev/kvm does not exist"));
     }
 
     #[test]

@@ -82,16 +82,16 @@ pub fn verdict(deletion: ReviewedDeletion<'_>, left: &[RemainingObjects]) -> Rem
     if let Some(what) = in_use(left) {
         let part = deletion.part;
         return RemovalVerdict::InUse(format!(
-            "{part} is needed by {what}. Delete these first and wait until they are gone, then remove Drydock in the \
-             order of {PAGE}. `kubectl apply -k deploy` restores the parts that are deleted already. The annotation \
-             {}=true on {part} allows this deletion nevertheless",
+            "{part} is needed by {what}. Delete these objects first and wait until they no longer exist, then remove \
+             Drydock in the order described in {PAGE}. `kubectl apply -k deploy` restores the parts that have already \
+             been deleted. The annotation {}=true on {part} allows this deletion anyway",
             drydock_api::removal::CONFIRM
         ));
     }
     let unknown = left.iter().find(|left| left.count.is_none());
     unknown.map_or(RemovalVerdict::Allowed, |unknown| {
         RemovalVerdict::Unknown(format!(
-            "whether there is any {} is not known to Drydock's controller at the moment: try again in a few seconds",
+            "Drydock's controller cannot determine yet whether any {} exists: try again in a few seconds",
             unknown.kind
         ))
     })

@@ -240,7 +240,8 @@ fn usable_selector(set: &VirtualMachineInstanceReplicaSet) -> Result<Selector<'_
     if selector.matches(labels) {
         return Ok(selector);
     }
-    let message = format!("spec.template.metadata.labels do not match spec.selector ({selector}): nothing is made");
+    let message =
+        format!("spec.template.metadata.labels do not match spec.selector ({selector}): no instances are created");
     Err((CreationRefusal::SelectorDoesNotMatchTemplate, message))
 }
 
@@ -404,7 +405,7 @@ fn status(
         conditions.push(new_condition(
             types::REPLICA_PAUSED,
             "Paused",
-            "nothing is made or deleted",
+            "no instances are created or deleted",
         ));
     }
     VirtualMachineInstanceReplicaSetStatus {

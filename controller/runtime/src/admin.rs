@@ -119,7 +119,7 @@ async fn set_log_level(
     if !peer.ip().to_canonical().is_loopback() {
         return (
             StatusCode::FORBIDDEN,
-            "the log level can be changed only from the machine itself\n",
+            "the log level can be changed only through a loopback address\n",
         )
             .into_response();
     }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(send(address, "GET", "/log-level", "").await.2, "debug\n");
         let (code, _, body) = send(address, "PUT", "/log-level", "loud=very").await;
         assert_eq!(code, 400);
-        assert!(body.starts_with("\"loud=very\" is no log level"), "{body}");
+        assert!(body.starts_with("\"loud=very\" is not a log level"), "{body}");
 
         process.stop();
         assert_eq!(send(address, "GET", "/readyz", "").await.2, "stopping\n");

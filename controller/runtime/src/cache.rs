@@ -88,7 +88,7 @@ impl fmt::Display for WatchProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::KindMissing => f.write_str("the API server does not serve this kind"),
-            Self::Forbidden => f.write_str("this process may not watch it"),
+            Self::Forbidden => f.write_str("this process may not watch this kind"),
             Self::Failing(why) => f.write_str(why),
         }
     }

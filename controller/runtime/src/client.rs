@@ -89,10 +89,10 @@ pub enum ClientError {
         source: Box<KubeconfigError>,
     },
     /// No kubeconfig was given, and the process does not run in a pod.
-    #[error("no kubeconfig was named and there are no credentials of a pod")]
+    #[error("no kubeconfig is specified, and the process has no credentials of a pod")]
     InCluster(#[source] Box<InClusterError>),
     /// The component's name or version is not valid in a header.
-    #[error("the component's name and version cannot be sent as a user agent")]
+    #[error("the component's name and version are not a valid user agent")]
     UserAgent(#[source] http::header::InvalidHeaderValue),
     /// The client cannot be built from this configuration.
     #[error("could not prepare the connection to the API server")]

@@ -12,7 +12,7 @@ pub use tokio::time::Instant;
 /// Returns the current wall-clock time.
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one place that reads the clock; everyone else is given the time"
+    reason = "only this function reads the clock; all other code receives the time"
 )]
 pub fn now() -> Timestamp {
     #[cfg(any(test, feature = "fake"))]

@@ -174,7 +174,7 @@ impl EventMetrics {
     /// Creates the metrics and registers them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Events by what became of them: written, counted as one of a series, failed or dropped";
+        let help = "Events by result: written, counted as one of a series, failed or dropped";
         registry.register("drydock_events", help, metrics.0.clone());
         metrics
     }

@@ -42,7 +42,7 @@ impl Readiness {
 
 /// Keeps the process from being ready until it is [released](Self::release).
 #[derive(Debug)]
-#[must_use = "the process gets ready only once this is released"]
+#[must_use = "the process becomes ready only when this handle is released"]
 pub struct ReadyHandle {
     name: String,
     readiness: Readiness,

@@ -39,12 +39,12 @@ pub struct LogArgs {
 
 /// The log format is unknown.
 #[derive(Debug, Error)]
-#[error("\"{0}\" is no format of log lines: use text or json")]
+#[error("\"{0}\" is not a log format: use text or json")]
 pub struct UnknownFormat(String);
 
 /// The log filter cannot be parsed.
 #[derive(Debug, Error)]
-#[error("\"{given}\" is no log level: use error, warn, info, debug, trace, or module=level separated by commas")]
+#[error("\"{given}\" is not a log level: use error, warn, info, debug, trace, or module=level separated by commas")]
 pub struct UnknownLevel {
     given: String,
     source: tracing_subscriber::filter::ParseError,
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!("json".parse::<LogFormat>().unwrap(), LogFormat::Json);
         assert_eq!("text".parse::<LogFormat>().unwrap(), LogFormat::Text);
         let refused = "xml".parse::<LogFormat>().unwrap_err().to_string();
-        assert_eq!(refused, "\"xml\" is no format of log lines: use text or json");
+        assert_eq!(refused, "\"xml\" is not a log format: use text or json");
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(logs.level(), "debug");
         let refused = logs.set("loud=very").unwrap_err().to_string();
         assert!(
-            refused.starts_with("\"loud=very\" is no log level: use error, warn"),
+            refused.starts_with("\"loud=very\" is not a log level: use error, warn"),
             "{refused}"
         );
         assert_eq!(logs.level(), "debug");

@@ -82,7 +82,7 @@ impl Collector for ProcessUse {
             .map(|fds| fds.count().saturating_sub(1));
         #[expect(
             clippy::cast_precision_loss,
-            reason = "a process has fewer files open than a double has digits"
+            reason = "the number of open files is small enough for a double"
         )]
         let values = [
             (

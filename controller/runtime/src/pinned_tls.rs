@@ -44,7 +44,7 @@ impl fmt::Debug for CertificateFingerprint {
 
 /// The text is not the fingerprint of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a fingerprint is the 64 hexadecimal digits of a SHA-256")]
+#[error("a fingerprint must be the 64 hexadecimal digits of a SHA-256 hash")]
 pub struct NoFingerprint;
 
 impl FromStr for CertificateFingerprint {

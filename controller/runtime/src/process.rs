@@ -47,7 +47,7 @@ pub enum ProcessError {
         message: String,
     },
     /// Some tasks did not end within the drain time.
-    #[error("still running {after:?} after the order to stop: {}", tasks.join(", "))]
+    #[error("tasks still running {after:?} after the request to stop: {}", tasks.join(", "))]
     Overdue {
         /// The names of these tasks.
         tasks: Vec<String>,
@@ -134,7 +134,7 @@ impl Process {
     /// cancels it when all other tasks have ended.
     #[expect(
         clippy::disallowed_methods,
-        reason = "the tracker waits for its tasks; this one ends after them, by its token"
+        reason = "the tracker awaits its own tasks; the token cancels this task after them"
     )]
     pub fn spawn_to_the_end(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
         let (process, name) = (self.clone(), name.into());
@@ -151,7 +151,7 @@ impl Process {
     /// reports the task's name.
     #[expect(
         clippy::disallowed_methods,
-        reason = "the tracker waits for its tasks; this one ends after them, by its token"
+        reason = "the tracker awaits its own tasks; the token cancels this task after them"
     )]
     pub fn spawn_critical_to_the_end(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
         let (process, name) = (self.clone(), name.into());
@@ -199,7 +199,7 @@ impl Process {
         self.0.over.cancel();
         match (self.0.failure.lock().take(), drained) {
             (Some(failure), Err(late)) => {
-                tracing::error!(error = %crate::chain(&late), "did not stop in good order");
+                tracing::error!(error = %crate::chain(&late), "the process did not stop cleanly");
                 Err(failure)
             }
             (Some(failure), Ok(())) => Err(failure),

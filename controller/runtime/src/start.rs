@@ -133,7 +133,7 @@ impl StartParameters {
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The async runtime could not be created.
-    #[error("could not start the threads that run tasks")]
+    #[error("could not start the threads of the async runtime")]
     Threads(#[source] std::io::Error),
     /// A signal handler could not be installed.
     #[error("could not listen for {0}")]

@@ -202,7 +202,7 @@ impl Connections {
             match accepted {
                 Ok((stream, permit)) => self.process.spawn("TLS connection", self.converse(stream, permit)),
                 Err(error) => {
-                    warn!(port = self.port.name, error = %chain(&error), "connection not accepted");
+                    warn!(port = self.port.name, error = %chain(&error), "could not accept a connection");
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                 }
             }

@@ -110,7 +110,7 @@ where
             TolerantDecode::Readable(object) => Some(*object),
             TolerantDecode::Unreadable { reason, metadata } => {
                 let key = Key::of_meta(&metadata);
-                tracing::warn!(object = %key, reason, "skipped an object that does not fit its kind");
+                tracing::warn!(object = %key, reason, "skipped an object that cannot be decoded as its kind");
                 None
             }
         })

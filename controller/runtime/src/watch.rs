@@ -293,7 +293,7 @@ impl WatchStarter {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one place that opens watches: follow() backs off, prunes, counts and ends them"
+    reason = "only this function opens watches: follow() backs off, prunes, counts and ends them"
 )]
 fn events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send
 where
@@ -332,7 +332,7 @@ where
             Err(error) if failure::refuses_to_stream(&error) && otherwise.is_some() => {
                 tracing::info!(
                     watch = observer.name(),
-                    "the API server does not stream lists, so this one is read whole"
+                    "the API server does not support streaming lists, requesting a complete list instead"
                 );
                 if let Some(listed) = otherwise.take() {
                     events.set(listed.right_stream());
@@ -377,21 +377,21 @@ impl WatchMetrics {
     /// Creates the metrics and registers them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let lists = "Complete lists that a watch began with, the first one included";
+        let lists = "Complete lists with which a watch began or began again";
         registry.register("drydock_watch_lists", lists, metrics.lists.clone());
-        let errors = "Errors of a watch, by what went wrong";
+        let errors = "Errors of a watch, by kind of error";
         registry.register("drydock_watch_errors", errors, metrics.errors.clone());
-        let unreadable = "Objects that a watch skipped because they do not fit their kind";
+        let unreadable = "Objects that a watch skipped because they cannot be decoded as their kind";
         registry.register(
             "drydock_watch_unreadable_objects",
             unreadable,
             metrics.unreadable.clone(),
         );
-        let failing = "Whether a watch is broken, so that its objects may be outdated: 1 if it is";
+        let failing = "1 if a watch is interrupted, so that its objects may be outdated, otherwise 0";
         registry.register("drydock_watch_failing", failing, metrics.failing.clone());
         registry.register(
             "drydock_watch_last_event_timestamp_seconds",
-            "When a watch was last seen to work: its last event, or the acceptance of its request",
+            "Time at which a watch last worked: its last event, or the acceptance of its request",
             metrics.last_event.clone(),
         );
         metrics

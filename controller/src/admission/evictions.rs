@@ -448,7 +448,11 @@ impl EvictionReviews {
                 .await;
             if let Err(error) = noted {
                 // The annotation only makes the migration less urgent.
-                warn!(vmi = %key, error = %chain(&error), "mark of the descheduler's request failed");
+                warn!(
+                    vmi = %key,
+                    error = %chain(&error),
+                    "could not record on the instance that the descheduler requested the eviction"
+                );
             }
         }
         info!(vmi = %key, node, by = evacuation.requested_by.as_str(), "instance marked to leave its node");
@@ -463,7 +467,7 @@ impl EvictionReviews {
         let namespace = key.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         if let Err(error) = self.launchers.delete_in(namespace, &key.name, uid).await {
-            warn!(pod = %key, error = %chain(&error), "a pod that its guest has left could not be deleted");
+            warn!(pod = %key, error = %chain(&error), "could not delete a pod whose guest has migrated away");
             return self.release(key, pod, news).await;
         }
         let Some(_place) = eviction.place(&self.held) else {
@@ -490,8 +494,12 @@ impl EvictionReviews {
                 changed = news.changed() => if changed.is_ok() { continue },
             }
             if let Err(error) = self.launchers.pdbs.delete(&pdb).await {
-                // The API server then refuses because of the PDB, and the eviction is retried.
-                warn!(pod = %key, error = %chain(&error), "the budget of a pod that may go could not be deleted");
+                // The API server then refuses the eviction because of the PDB, and the drainer repeats it.
+                warn!(
+                    pod = %key,
+                    error = %chain(&error),
+                    "could not delete the PodDisruptionBudget of a pod that may be evicted"
+                );
             }
             return;
         }
@@ -508,7 +516,7 @@ impl EvictionReviews {
 
 /// Reads an eviction from an admission request.
 fn read(request: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
-    let eviction = request.object.as_ref().ok_or("there is none")?;
+    let eviction = request.object.as_ref().ok_or("the request has no object")?;
     let in_object = eviction
         .data
         .pointer("/deleteOptions/dryRun")
@@ -519,7 +527,7 @@ fn read(request: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
         request.name.clone()
     };
     if name.is_empty() {
-        return Err("metadata.name is missing; it has to be the name of a pod".into());
+        return Err("metadata.name is missing; it must be the name of a pod".into());
     }
     let preconditions = match eviction.data.pointer("/deleteOptions/preconditions") {
         None => None,
@@ -540,7 +548,7 @@ fn read(request: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
 /// Returns the response to an eviction whose preconditions do not hold, so that the existing pod with that name is left
 /// alone.
 fn conflicting(response: AdmissionResponse, eviction: &Eviction, text: String) -> AdmissionResponse {
-    info!(pod = %eviction.pod, reason = text, "eviction of another pod of this name refused");
+    info!(pod = %eviction.pod, reason = text, "eviction refused: the preconditions do not match the pod of this name");
     let mut response = response.deny(text);
     response.result.status = Some(StatusSummary::Failure);
     response.result.code = CONFLICT.0;

@@ -239,7 +239,7 @@ impl MaintenanceReview {
     async fn give_up(&self, reserved: &Lease) {
         let parameters = deleting_version(reserved.uid(), reserved.resource_version());
         if let Err(error) = self.reservations.delete(&reserved.name_any(), &parameters).await {
-            debug!(error = %chain(&error), "a reservation could not be deleted; it expires");
+            debug!(error = %chain(&error), "could not delete a reservation; the reservation will expire");
         }
     }
 }
@@ -256,7 +256,7 @@ fn exists(node: &str) -> RefusalMessage {
 }
 
 fn unsure(error: &kube::Error) -> RefusalMessage {
-    warn!(error = %chain(error), "a maintenance is refused: the API server could not be read");
+    warn!(error = %chain(error), "maintenance denied: a request to the API server failed");
     format!(
         "could not list NodeMaintenances for validating spec.NodeName, please try again: {}",
         chain(error)

@@ -52,11 +52,18 @@ impl ClusterState {
         match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
             Ok(Ok(refusal)) => refusal,
             Ok(Err(error)) => {
-                warn!(vmi = %instance, error = %chain(&error), "migration admitted without a lookup of its instance, as the API server failed");
+                warn!(
+                    vmi = %instance,
+                    error = %chain(&error),
+                    "migration admitted without a check of its instance: a request to the API server failed"
+                );
                 None
             }
             Err(_) => {
-                warn!(vmi = %instance, "migration admitted without a lookup of its instance, as the API server did not respond in time");
+                warn!(
+                    vmi = %instance,
+                    "migration admitted without a check of its instance: the API server did not respond in time"
+                );
                 None
             }
         }

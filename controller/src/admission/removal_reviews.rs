@@ -83,7 +83,7 @@ impl RemovalReview {
                 info!(
                     part,
                     user = deletion.user,
-                    "a deletion is refused: virtual machines or maintenances are left"
+                    "deletion denied: virtual machines or node maintenances still exist"
                 );
                 refused(response, why, IN_USE)
             }
@@ -215,7 +215,7 @@ mod tests {
                 "machines that are not listed yet",
                 review(Cache::default(), Maintenances::filled([])),
                 &none,
-                Some((503, "any VirtualMachine is not known")),
+                Some((503, "cannot determine yet whether any VirtualMachine exists")),
             ),
         ] {
             let response = review.review_deletion(&request(annotations));

@@ -92,7 +92,7 @@ impl CertificateKeeper {
     /// Sets the lifetimes of new certificates.
     pub(super) fn configure(&mut self, lifetimes: Lifetimes) {
         if self.lifetimes != lifetimes {
-            info!(?lifetimes, "lifetimes of webhook certificates");
+            info!(?lifetimes, "the lifetimes of webhook certificates have changed");
             self.lifetimes = lifetimes;
         }
     }
@@ -135,7 +135,7 @@ impl CertificateKeeper {
                     key,
                     secret = self.secret,
                     reason,
-                    "the Secret of certificates cannot be used: {sentence}"
+                    "could not use the certificates in the Secret: {sentence}"
                 );
             }
             self.logged_problems.clone_from(&contents.unusable);
@@ -155,7 +155,7 @@ impl CertificateKeeper {
             &self.lifetimes,
         );
         if let Some(offered) = offered.filter(|_| choice.take) {
-            info!(until = %offered.facts.until, "another webhook certificate is served");
+            info!(until = %offered.facts.until, "serving a new webhook certificate");
             self.served.replace(Arc::clone(&offered.certified));
             self.metrics.until.set(offered.facts.until.as_second());
             self.serving = Some(offered);
@@ -202,7 +202,12 @@ impl CertificateKeeper {
         let mut signing: Option<(Authority, String)> = contents.held.signer.clone().zip(contents.signer_key.clone());
         if let Some(make) = signer {
             let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
-            info!(secret = self.secret, until = %make.until, reason, "a new authority is made: {sentence}");
+            info!(
+                secret = self.secret,
+                until = %make.until,
+                reason,
+                "creating a new certificate authority: {sentence}"
+            );
             let (authority, made) = made::authority(now, make.until)?;
             self.metrics.made(CertificateKind::Authority, make.cause);
             ids.insert(0, authority.id.clone());
@@ -220,7 +225,7 @@ impl CertificateKeeper {
         }
         if let (ServingChange::Sign(make), Some((signer, key))) = (serving, &signing) {
             let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
-            info!(secret = self.secret, until = %make.until, reason, "a new certificate is made: {sentence}");
+            info!(secret = self.secret, until = %make.until, reason, "creating a new certificate: {sentence}");
             let made = made::serving(now, make.until, &self.names, &signer.id, key)?;
             self.metrics.made(CertificateKind::Serving, make.cause);
             entries.extend([

@@ -19,7 +19,7 @@ const BACKDATED: Duration = Duration::from_secs(3600);
 
 /// Error: a certificate cannot be created.
 #[derive(Debug, Error)]
-#[error("could not make {what}")]
+#[error("could not create {what}")]
 pub(crate) struct MakeError {
     what: &'static str,
     source: rcgen::Error,

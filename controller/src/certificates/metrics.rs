@@ -38,18 +38,18 @@ impl CertificateMetrics {
         let metrics = Self::default();
         registry.register_with_unit(
             "drydock_webhook_certificate_expiry_timestamp",
-            "Until when the served webhook certificate is valid, seconds since 1970; 0: there is none",
+            "Expiry of the served webhook certificate, in seconds since 1970; 0: no certificate",
             Unit::Seconds,
             metrics.until.clone(),
         );
         registry.register(
             "drydock_webhook_certificates_made",
-            "Certificates made for the webhooks, by kind and reason",
+            "Certificates created for the webhooks, by kind and reason",
             metrics.made.clone(),
         );
         registry.register(
             "drydock_webhook_certificate_failures",
-            "Times that webhook certificates or their bundle could not be made or written",
+            "Failed attempts to create or write webhook certificates or their CA bundle",
             metrics.failures.clone(),
         );
         metrics

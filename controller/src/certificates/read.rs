@@ -48,12 +48,12 @@ impl Unusable {
     /// Returns the human-readable reason.
     pub(crate) fn sentence(self) -> &'static str {
         match self {
-            Self::Missing => "a key of the Secret is missing",
-            Self::Unreadable => "it is no PEM of the kind that belongs there",
-            Self::KeyOfAnotherCertificate => "the key belongs to another certificate",
-            Self::UnknownAuthority => "no authority that is known has signed it",
-            Self::OtherNames => "it is for other names than those of the Service",
-            Self::OtherUse => "it is for servers alone, and agents need one of a client",
+            Self::Missing => "a required key of the Secret is missing",
+            Self::Unreadable => "a certificate or private key cannot be parsed or is of the wrong kind",
+            Self::KeyOfAnotherCertificate => "the private key does not belong to the certificate",
+            Self::UnknownAuthority => "no known authority has signed the certificate",
+            Self::OtherNames => "the certificate is not valid for the names of the Service",
+            Self::OtherUse => "the certificate is valid for servers only, but agents require a client certificate",
         }
     }
 }

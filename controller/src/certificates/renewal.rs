@@ -118,7 +118,7 @@ async fn reconcile<R: Renewed>(
     };
     match led {
         Err(error) if error.is_conflict() => {
-            debug!(error = %chain(&error), "the certificates changed meanwhile");
+            debug!(error = %chain(&error), "another writer has changed the certificates in the meantime");
             Ok(now.checked_add(CONFLICT_DELAY).ok())
         }
         Err(error) => {

@@ -59,9 +59,9 @@ impl fmt::Debug for CertificatesTask {
 }
 
 impl CertificatesTask {
-    /// Starts watching. `removal` has the configuration that the controller creates itself; `changed` is notified of its
-    /// changes and of those of `hyperconvergeds`.
-    #[expect(clippy::too_many_arguments, reason = "each is a different thing it depends on")]
+    /// Starts the watches. `removal` has the webhook configuration that the controller itself creates. `changed` is
+    /// notified when `removal` or `hyperconvergeds` change.
+    #[expect(clippy::too_many_arguments, reason = "each argument is a separate dependency")]
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,

@@ -167,7 +167,7 @@ impl Reports {
         }
         let (name, note) = (
             node.name_any(),
-            "nothing is left to be moved: it is safe to switch the node off",
+            "nothing is left on the node that a drain would move: the node is safe to power off",
         );
         info!(node = name, "{note}");
         self.events.publish(Event::new(
@@ -234,14 +234,14 @@ fn wanted(before: &[NodeCondition], report: &DrainReport, now: Timestamp) -> Vec
             DRAIN_IN_PROGRESS,
             ConditionStatus::True,
             "VirtualMachinesLeft",
-            "virtual machines are being moved off the node; the Hypervisor of its name lists them",
+            "virtual machines are being moved off the node; the Hypervisor with the name of the node lists them",
         )
     } else {
         condition(
             DRAIN_IN_PROGRESS,
             ConditionStatus::False,
             "NothingToMove",
-            "no virtual machine is to leave the node",
+            "no virtual machine has to leave the node",
         )
     };
     let drained = report.drained;

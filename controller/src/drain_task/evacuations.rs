@@ -62,7 +62,7 @@ impl EvacuationMigration<'_> {
                         migration = %Key::of(&other),
                         migration_uid = other.metadata.uid,
                         vmi = other.spec.vmi_name,
-                        "name of the migration is taken by another instance's"
+                        "a migration of another instance has the same name, using another name"
                     );
                     take += 1;
                 }

@@ -75,7 +75,7 @@ impl DrainMetrics {
         };
         registry.register(
             "drydock_drain_duration_seconds",
-            "From the first request to empty a node until no virtual machine was left that had to go",
+            "Time from the first request to empty a node until no virtual machine had to leave the node",
             metrics.took.clone(),
         );
         metrics
@@ -197,12 +197,12 @@ fn encode(mut encoder: DescriptorEncoder, gauges: &Gauges) -> fmt::Result {
         ),
         (
             "drydock_drain_guests_blocked",
-            "Those of them that stay until their cause is removed",
+            "Virtual machines that have to leave a node but cannot until the cause is removed",
             blocked,
         ),
         (
             "drydock_drain_estimated_end_timestamp_seconds",
-            "When none of them will be left, estimated from measured migrations",
+            "Estimated time at which a node that is being emptied will be empty, based on measured migrations",
             ends,
         ),
         (

@@ -144,7 +144,14 @@ fn log(
 ) {
     let (node, group) = (&object.spec.node_name, group.as_str());
     if before.phase != after.phase {
-        info!(maintenance = %key, group, node, phase = after.phase, error = after.last_error, "a maintenance has reached a phase");
+        info!(
+            maintenance = %key,
+            group,
+            node,
+            phase = after.phase,
+            error = after.last_error,
+            "the phase of the maintenance has changed"
+        );
     }
     match (&before.last_error, &after.last_error) {
         (None, Some(error)) => {

@@ -51,7 +51,7 @@ impl Collector for SchedulerGauges {
 }
 
 fn encode(mut encoder: DescriptorEncoder, used: &UsedSlots, limits: &MigrationSettings) -> fmt::Result {
-    let help = "Migrations that may move their guest now: in the cluster, and by the node that it leaves or enters";
+    let help = "Migrations that may currently move their guests: in the cluster, and by source and target node";
     let mut family = encoder.encode_descriptor("drydock_migration_slots_used", help, None, MetricType::Gauge)?;
     let mut sample = |scope, node: &str, count: u32| {
         ConstGauge::new(count).encode(family.encode_family(&[("scope", scope), ("node", node)])?)
@@ -62,7 +62,7 @@ fn encode(mut encoder: DescriptorEncoder, used: &UsedSlots, limits: &MigrationSe
             sample(scope, node, *count)?;
         }
     }
-    let help = "Maximum number of such migrations: in the cluster, and for each node that guests leave or enter";
+    let help = "Maximum number of migrations that may move guests: in the cluster, and per source and target node";
     let mut family = encoder.encode_descriptor("drydock_migration_slots_limit", help, None, MetricType::Gauge)?;
     for (scope, limit) in [
         ("cluster", limits.per_cluster),

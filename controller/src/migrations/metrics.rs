@@ -70,7 +70,7 @@ impl MigrationMetrics {
         };
         registry.register(
             "kubevirt_vmi_migration_phase_transition_time_from_creation_seconds",
-            "From the creation of a migration until it reached a phase; Succeeded and Failed are its end",
+            "Time from the creation of a migration until the migration reached a phase; Succeeded and Failed are final",
             metrics.reached.clone(),
         );
         metrics
@@ -178,7 +178,7 @@ fn encode(mut encoder: DescriptorEncoder, under_way: UnderWay, over: &[Over]) ->
         ),
         (
             "kubevirt_vmi_migrations_in_scheduling_phase",
-            "Migrations whose target pod is on its way, or waits for a slot",
+            "Migrations whose target pod is starting, or which wait for a slot",
             under_way.scheduling,
         ),
         (
@@ -193,12 +193,12 @@ fn encode(mut encoder: DescriptorEncoder, under_way: UnderWay, over: &[Over]) ->
     for (name, help, succeeded) in [
         (
             "kubevirt_vmi_migration_succeeded",
-            "Migrations that have succeeded, of those that are kept",
+            "Existing migrations that have succeeded",
             true,
         ),
         (
             "kubevirt_vmi_migration_failed",
-            "Migrations that have failed, of those that are kept",
+            "Existing migrations that have failed",
             false,
         ),
     ] {

@@ -61,7 +61,7 @@ impl ActiveStreams {
         );
         registry.register(
             "kubevirt_vmi_last_api_connection_timestamp_seconds",
-            "When a console, display or port of a virtual machine instance was last connected",
+            "Time of the last connection to a console, display or port of a virtual machine instance",
             streams.last.clone(),
         );
         streams

@@ -140,7 +140,7 @@ impl Agents {
         let endpoint = found.and_then(|hypervisor| hypervisor.status?.agent_endpoint);
         endpoint.ok_or_else(|| NodeApiRefusal {
             reason: RefusalReason::Failed,
-            message: format!("the agent of node {node} has not reported where it is reached"),
+            message: format!("the agent of node {node} has not reported its address"),
         })
     }
 
@@ -175,6 +175,6 @@ async fn refusal(node: &str, response: Response<Incoming>) -> NodeApiRefusal {
     let read = body.ok().and_then(|body| serde_json::from_slice(&body).ok());
     read.unwrap_or_else(|| NodeApiRefusal {
         reason: RefusalReason::Failed,
-        message: format!("the agent of node {node} responds with HTTP status {code}"),
+        message: format!("the agent of node {node} returned HTTP status {code}"),
     })
 }

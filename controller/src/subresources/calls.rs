@@ -283,7 +283,7 @@ impl ApiCalls {
                 namespace = target.namespace,
                 name = target.name,
                 error = %chain(&error),
-                "could not undo a change that preceded a failed one"
+                "could not revert a change after a later change failed"
             ),
         }
     }

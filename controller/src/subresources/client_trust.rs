@@ -34,13 +34,13 @@ struct TrustedClients {
 
 #[derive(Debug, Error)]
 enum ClientTrustError {
-    #[error("the authorities are no certificates in PEM")]
+    #[error("the certificate authorities are not valid PEM")]
     Pem(#[source] rustls::pki_types::pem::Error),
-    #[error("an authority cannot be trusted")]
+    #[error("the certificate of an authority cannot be used as a trust anchor")]
     Authority(#[source] rustls::Error),
-    #[error("no client can be verified by the authorities")]
+    #[error("could not create the verifier of client certificates")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
-    #[error("TLS cannot be set up")]
+    #[error("could not set up TLS")]
     Tls(#[source] rustls::Error),
 }
 
@@ -66,7 +66,7 @@ impl ClientTrust {
         let nobody = FrontProxy::default();
         #[expect(
             clippy::expect_used,
-            reason = "the provider has TLS 1.2 and 1.3, and nothing else can fail"
+            reason = "the provider supports TLS 1.2 and 1.3, and nothing else can fail"
         )]
         let config = config(&nobody, &certificate).expect("a configuration without trust");
         Self {
@@ -85,7 +85,11 @@ impl ClientTrust {
             return;
         }
         let config = config(&proxy, &self.certificate).or_else(|error| {
-            warn!(configmap = CONFIG_MAP, error = %chain(&error), "authorities of API servers not usable");
+            warn!(
+                configmap = CONFIG_MAP,
+                error = %chain(&error),
+                "the certificate authorities of the API servers cannot be used, no client is trusted"
+            );
             proxy = FrontProxy::default();
             config(&proxy, &self.certificate)
         });

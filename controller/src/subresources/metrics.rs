@@ -43,7 +43,7 @@ impl SubresourceMetrics {
         );
         registry.register_with_unit(
             "drydock_subresource_duration",
-            "Time from a request's head to its response",
+            "Time from the header of a request to its response",
             Unit::Seconds,
             metrics.duration.clone(),
         );

@@ -91,7 +91,13 @@ impl StreamSessions {
             let socket = match handshake.complete().await {
                 Ok(socket) => socket,
                 Err(error) => {
-                    debug!(vmi, stream, user, error = %chain(&error), "client gone before its stream began");
+                    debug!(
+                        vmi,
+                        stream,
+                        user,
+                        error = %chain(&error),
+                        "the client disconnected before its stream began"
+                    );
                     return;
                 }
             };
@@ -116,15 +122,18 @@ impl StreamSessions {
             (EndedSide::Client, _) => None,
             (EndedSide::Stopping, _) => Some(Close {
                 code: 1012,
-                reason: "this controller stops: connect again".to_owned(),
+                reason: "the controller is stopping: connect again".to_owned(),
             }),
             (EndedSide::Idle(after), _) => Some(Close {
                 code: POLICY,
-                reason: format!("no data for {} s, the cluster's limit: connect again", after.as_secs()),
+                reason: format!("no data for {} s (the cluster's limit): connect again", after.as_secs()),
             }),
             (EndedSide::Expired(after), _) => Some(Close {
                 code: POLICY,
-                reason: format!("open for {} s, the cluster's limit: connect again", after.as_secs()),
+                reason: format!(
+                    "connection open for {} s (the cluster's limit): connect again",
+                    after.as_secs()
+                ),
             }),
             // A service in the guest has closed its connection.
             (EndedSide::Guest, SubresourceOperation::PortForward) => Some(Close {

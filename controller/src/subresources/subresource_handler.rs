@@ -51,7 +51,7 @@ pub(super) async fn serve(
         Ok(Ok(reply)) => reply,
         // An object that causes a panic must not end the process. The panic has been logged.
         Ok(Err(_)) => Err(SubresourceError::internal(
-            "the request failed; the controller's log has the cause",
+            "the request failed; the controller's log contains the cause",
         )),
         Err(_) => Err(SubresourceError::internal("the request took too long")),
     };
@@ -124,7 +124,7 @@ impl SubresourceHandler {
                 }
                 let body = to_bytes(request.into_body(), LARGEST)
                     .await
-                    .map_err(|_| SubresourceError::bad_request("the body is larger than 3 MiB, or ended early"))?;
+                    .map_err(|_| SubresourceError::bad_request("the request body exceeds 3 MiB or is incomplete"))?;
                 self.calls.execute(operation, target, &body).await
             }
         }

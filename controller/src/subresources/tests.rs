@@ -473,7 +473,7 @@ async fn absent_machine_and_unsupported_subresource_are_named() {
     assert_eq!((code, &body["message"]), (404, &message));
     let send = setup.send(Method::PUT, "virtualmachines/vm/addvolume", "{}");
     let ((code, body), _) = tokio::join!(send, review(&mut setup.server, true));
-    let message = "Drydock does not support volumes that are added to a running guest.";
+    let message = "Drydock does not support volume hotplug.";
     assert_eq!((code, body["message"].as_str().unwrap()), (400, message));
     let send = setup.send(Method::PUT, "virtualmachines/vm/start", "paused: perhaps");
     let ((code, _), _) = tokio::join!(send, review(&mut setup.server, true));

@@ -88,7 +88,7 @@ impl Handshake {
         let wanted = has(headers, UPGRADE, "websocket") && has(headers, SEC_WEBSOCKET_VERSION, "13");
         let (Some(key), true) = (key, wanted) else {
             return Err(SubresourceError::bad_request(
-                "a websocket of version 13 is needed: use a client such as virtctl",
+                "a websocket handshake of version 13 is required: use a client such as virtctl",
             ));
         };
         let subprotocol = has(headers, SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL);

@@ -119,7 +119,7 @@ impl Uninstall {
             warn!(
                 namespace = self.folders_namespace,
                 daemon_set = FOLDERS_APP,
-                "there is no such DaemonSet, so the folders on the nodes stay"
+                "the DaemonSet does not exist, so the folders on the nodes are not removed"
             );
             return Ok(());
         }
@@ -140,7 +140,7 @@ impl Uninstall {
             Ok(folders_left(&nodes.items, &pods.items))
         };
         self.await_none(
-            "folders are not removed",
+            "folders on nodes were not removed",
             "list the pods that remove folders",
             async || Ok(left().await?.awaited),
         )
@@ -152,10 +152,10 @@ impl Uninstall {
         {
             warn!(
                 node,
-                "folders on the node not removed, as it is not ready: run this again once it is, or delete them"
+                "folders not removed, the node is not ready: repeat this when the node is ready, or delete the folders"
             );
         }
-        info!("folders on the nodes are removed");
+        info!("folders are removed from all ready nodes");
         Ok(())
     }
 
@@ -171,21 +171,21 @@ impl Uninstall {
             .await?;
         info!(
             nodes = all.items.len(),
-            "labels, conditions and resources of the nodes are removed"
+            "labels, conditions and resources are removed from all nodes"
         );
         Ok(())
     }
 
     async fn clean(&self, nodes: &Api<Node>, node: &Node) -> Result<(), UninstallError> {
         if let Some(patch) = without_labels(node) {
-            self.persist("remove labels of a node", async || {
+            self.persist("remove the labels of a node", async || {
                 merge(nodes, node, patch.clone()).await
             })
             .await?;
         }
         if let Some(patch) = without_status(node) {
             let patch = Patch::Strategic(patch);
-            self.persist("remove conditions of a node", async || {
+            self.persist("remove the conditions of a node", async || {
                 unless_missing(
                     nodes
                         .patch_status(&node.name_any(), &PatchParams::default(), &patch)

@@ -47,12 +47,12 @@ impl WebhookMetrics {
         };
         registry.register(
             "drydock_webhook_requests",
-            "Requests on the webhook port, by path and verdict: Allowed, Denied, or why there is none",
+            "Requests on the webhook port, by path and verdict: Allowed, Denied, or the reason for a missing verdict",
             metrics.requests.clone(),
         );
         registry.register_with_unit(
             "drydock_webhook_duration",
-            "Time from a request's head to its response",
+            "Time from the header of a request to its response",
             Unit::Seconds,
             metrics.duration.clone(),
         );

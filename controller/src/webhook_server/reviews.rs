@@ -68,14 +68,14 @@ impl ReviewFailure {
 
     fn sentence(self) -> &'static str {
         match self {
-            Self::UnknownPath => "there is no webhook under this path",
-            Self::WrongMethod => "webhooks are called by POST",
+            Self::UnknownPath => "no webhook exists at this path",
+            Self::WrongMethod => "webhooks accept only POST requests",
             Self::TooLarge => "the review is larger than 8 MiB",
-            Self::BrokenOff => "the review broke off before its end",
-            Self::Unreadable => "this is no AdmissionReview",
-            Self::NotARequest => "this is no request of admission.k8s.io/v1",
-            Self::TooLate => "there was no verdict in time",
-            Self::Failed => "the webhook failed; its log has the cause",
+            Self::BrokenOff => "the review is incomplete",
+            Self::Unreadable => "the body is not a valid AdmissionReview",
+            Self::NotARequest => "the body is not a request of admission.k8s.io/v1",
+            Self::TooLate => "the webhook returned no verdict in time",
+            Self::Failed => "the webhook failed; the controller's log contains the cause",
         }
     }
 
@@ -175,7 +175,7 @@ fn written(verdict: AdmissionResponse) -> Response {
     match serde_json::to_vec(&verdict.into_review()) {
         Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => {
-            error!(error = %chain(&error), "a verdict could not be written");
+            error!(error = %chain(&error), "could not serialize a verdict");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
@@ -225,7 +225,7 @@ async fn read(request: Request<Body>) -> Result<AdmissionRequest<DynamicObject>,
     let review: AdmissionReview<DynamicObject> = serde_json::from_slice(&body)
         .map_err(|error| ReviewRefusal(ReviewFailure::Unreadable, Some(error.to_string())))?;
     if review.types.api_version != META_API_VERSION_V1 || review.types.kind != META_KIND {
-        let found = format!("it is {} {}", review.types.api_version, review.types.kind);
+        let found = format!("found {} {}", review.types.api_version, review.types.kind);
         return Err(ReviewRefusal(ReviewFailure::NotARequest, Some(found)));
     }
     review.try_into().map_err(|_| ReviewFailure::NotARequest.into())

@@ -52,14 +52,14 @@ impl DrainEvent {
 pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Vec<DrainEvent> {
     let of_node = |state, reason: &str, message| DrainEvent::of_node(at, node, state, reason, message);
     let Some(after) = after else {
-        let ended = before.map(|_| of_node("Open", "DrainEnded", "nothing has to leave the node any more".into()));
+        let ended = before.map(|_| of_node("Open", "DrainEnded", "the node is no longer being drained".into()));
         return ended.into_iter().collect();
     };
     let mut events = Vec::new();
     // A different start time means a new drain of the same node.
     let before = before.filter(|before| before.started_at == after.started_at);
     if before.is_none() {
-        let message = format!("{} virtual machines are to leave", after.total);
+        let message = format!("{} virtual machines have to leave the node", after.total);
         events.push(of_node("Emptying", "DrainStarted", message));
     }
     let remaining = before.map(|before| before.remaining.as_slice()).unwrap_or_default();
@@ -97,7 +97,7 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
 pub fn summary(at: Timestamp, node: &str, drain: &DrainStatus) -> DrainEvent {
     let mut parts = vec![counts(drain)];
     if let Some(end) = &drain.estimated_end {
-        parts.push(format!("ends about {}", end.0.strftime("%H:%M:%SZ")));
+        parts.push(format!("ends at about {}", end.0.strftime("%H:%M:%SZ")));
     }
     DrainEvent::of_node(at, node, "Emptying", "-", parts.join(", "))
 }
@@ -177,7 +177,7 @@ mod tests {
                 None,
                 Some(&first),
                 &[
-                    "- Emptying DrainStarted 3 virtual machines are to leave",
+                    "- Emptying DrainStarted 3 virtual machines have to leave the node",
                     "shop/web Moving Migration as it is",
                     "shop/db Blocked NotMigratable as it is",
                 ][..],
@@ -197,12 +197,12 @@ mod tests {
             (
                 Some(&last),
                 Some(&again),
-                &["- Emptying DrainStarted 0 virtual machines are to leave"],
+                &["- Emptying DrainStarted 0 virtual machines have to leave the node"],
             ),
             (
                 Some(&last),
                 None,
-                &["- Open DrainEnded nothing has to leave the node any more"],
+                &["- Open DrainEnded the node is no longer being drained"],
             ),
             (None, None, &[]),
         ] {
@@ -224,7 +224,7 @@ mod tests {
         let event = summary(AT.parse().unwrap(), "worker-1", &drain);
         assert_eq!(
             event.line(),
-            format!("{AT} worker-1 - Emptying - 1 moving, 1 blocked, ends about 14:09:00Z")
+            format!("{AT} worker-1 - Emptying - 1 moving, 1 blocked, ends at about 14:09:00Z")
         );
     }
 }

@@ -104,7 +104,7 @@ fn migratable(instance: &VirtualMachineInstance) -> Migratability {
     let Some(condition) = find(conditions, types::LIVE_MIGRATABLE) else {
         return Migratability {
             holds: None,
-            message: "its agent has not reported it yet".into(),
+            message: "the condition LiveMigratable is not reported yet".into(),
         };
     };
     let reason = condition.reason.clone().unwrap_or_default();
@@ -169,9 +169,9 @@ impl InstanceExplanation {
         if self.nodes.is_empty() {
             let is_here = self.node.as_deref() == Some(node);
             let reason = if is_here {
-                "is where it is"
+                "is the current node of the guest"
             } else {
-                "cannot be judged: the CPU that the guest has is not known yet"
+                "cannot be evaluated: the CPU of the guest is not known yet"
             };
             self.nodes.push(NodeFit {
                 name: node.to_owned(),
@@ -199,13 +199,16 @@ impl InstanceExplanation {
         } else {
             format!("{holds}: {}", self.migratable.message)
         };
-        line(&mut text, "can it move?", &why, width);
+        line(&mut text, "migratable", &why, width);
         if let Some(DrainEffect { outcome, guest }) = &self.drain {
             let what = match (*outcome, &guest.target) {
-                ("moves", Some(target)) => format!("moves it ({}), for example to {target}", bytes(guest.memory_bytes)),
-                ("moves", None) => format!("moves it: {}", guest.message),
-                ("stops", _) => format!("stops it: {}", guest.message),
-                _ => format!("is blocked by it: {}", guest.message),
+                ("moves", Some(target)) => {
+                    let memory = bytes(guest.memory_bytes);
+                    format!("migrates the guest ({memory}), for example to {target}")
+                }
+                ("moves", None) => format!("migrates the guest: {}", guest.message),
+                ("stops", _) => format!("shuts the guest down: {}", guest.message),
+                _ => format!("is blocked: {}", guest.message),
             };
             line(&mut text, "a drain", &what, width);
             if let Some(remedy) = &guest.remedy {
@@ -219,7 +222,7 @@ impl InstanceExplanation {
                 _ => "",
             };
             let fits = if node.reasons.is_empty() {
-                format!("{} could take it", node.name)
+                format!("{} can run the guest", node.name)
             } else {
                 format!("{} {}", node.name, node.reasons.join("; "))
             };
@@ -268,8 +271,8 @@ mod tests {
             found.keep(node);
             found.text(80).lines().last().unwrap().to_owned()
         };
-        assert_eq!(line("b"), "node            b could take it");
-        assert_eq!(line("a"), "node            a is where it is");
+        assert_eq!(line("b"), "node            b can run the guest");
+        assert_eq!(line("a"), "node            a is the current node of the guest");
     }
 
     #[test]
@@ -295,7 +298,7 @@ mod tests {
         );
         assert_eq!(
             found.text(80),
-            "shop/web        is Pending\ncan it move?    not known: its agent has not reported it yet\n"
+            "shop/web        is Pending\nmigratable      not known: the condition LiveMigratable is not reported yet\n"
         );
     }
 

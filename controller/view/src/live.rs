@@ -298,11 +298,12 @@ fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
     let mut lines = Vec::new();
     if let Some(since) = block.unreachable_since {
         let since = since.to_zoned(block.zone.clone()).strftime("%H:%M:%S").to_string();
-        let text = format!("nothing new since {since}: the API server is not reached; the drain goes on without it");
+        let text =
+            format!("no updates since {since}: the API server cannot be reached; the drain continues in the cluster");
         let mut wrapped = flow(&words(&text), 1, 0, 2, canvas.width).into_iter();
         lines.extend(wrapped.next().map(|text| ColouredLine {
             text,
-            word: "nothing new",
+            word: "no updates",
             tone: Tone::Doubtful,
         }));
         lines.extend(wrapped.map(ColouredLine::plain));
@@ -321,7 +322,7 @@ fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
         };
         for text in [
             "Ctrl-C ends this view, not the drain.".to_owned(),
-            format!("To cancel it: kubectl drydock maintenance stop {names}"),
+            format!("To cancel the drain: kubectl drydock maintenance stop {names}"),
         ] {
             lines.extend(
                 flow(&words(&text), 1, 0, 2, canvas.width)

@@ -155,8 +155,11 @@ impl MaintenanceReport {
         }
         if let Some(at) = self.gives_up_at {
             line(
-                "gives up",
-                &format!("in {}; the node is given back as it was", span(now, at)),
+                "deadline",
+                &format!(
+                    "in {}; then the maintenance is aborted and the node is restored to its previous state",
+                    span(now, at)
+                ),
             );
         }
         if let Some(percent) = self.drained_percent {
@@ -238,8 +241,8 @@ mod tests {
         assert_eq!(
             pods_left(&status).as_deref(),
             Some(
-                "shop/pg-0: budget pg lets none go (1 are ready, 1 are required); shop/log: Terminating; shop/a: Evicting; \
-                 and 1 more"
+                "shop/pg-0: budget pg allows no eviction (1 ready, 1 required); shop/log: Terminating; shop/a: \
+                 Evicting; and 1 more"
             )
         );
         assert_eq!(pods_left(&NodeMaintenanceStatus::default()), None);

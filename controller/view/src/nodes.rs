@@ -182,8 +182,8 @@ fn why(
 ) -> Option<String> {
     match state {
         NodeAvailability::Open => None,
-        NodeAvailability::Closed => Some("cordoned; nothing moves".into()),
-        NodeAvailability::Emptying => Some(drain.map_or_else(|| "the drain begins".into(), counts)),
+        NodeAvailability::Closed => Some("cordoned, but not being drained".into()),
+        NodeAvailability::Emptying => Some(drain.map_or_else(|| "the drain is starting".into(), counts)),
         NodeAvailability::Blocked => {
             let drain = drain?;
             let mut remaining = drain.remaining.iter();
@@ -197,16 +197,19 @@ fn why(
         }
         NodeAvailability::Empty => Some("safe to switch off".into()),
         NodeAvailability::NotUsable => Some(match ready(hypervisor) {
-            None if hypervisor.is_none() => "no agent has reported from it".into(),
-            None => "its agent has not reported yet".into(),
+            None if hypervisor.is_none() => "no agent has reported from this node".into(),
+            None => "the agent has not reported yet".into(),
             Some(ready) if ready.message.is_empty() => ready.reason.clone(),
             Some(ready) => ready.message.clone(),
         }),
         NodeAvailability::Unknown => {
             let message = node_condition(node, "Ready").and_then(|ready| ready.message.clone());
             let message = message.filter(|message| !message.is_empty());
-            let message = message.unwrap_or_else(|| "its kubelet does not report".into());
-            Some(format!("{}; guests may run on", message.trim_end_matches('.')))
+            let message = message.unwrap_or_else(|| "the kubelet does not report".into());
+            Some(format!(
+                "{}; guests may still be running",
+                message.trim_end_matches('.')
+            ))
         }
     }
 }
@@ -224,7 +227,7 @@ pub(crate) fn counts(drain: &DrainStatus) -> String {
     .map(|(count, what)| format!("{count} {what}"))
     .collect();
     if parts.is_empty() {
-        "no virtual machine is left; pods may be".into()
+        "no virtual machine is left; other pods may remain".into()
     } else {
         parts.join(", ")
     }
@@ -424,7 +427,7 @@ mod tests {
         let blocked = |count| {
             let mut drain = drain(count);
             drain.remaining = serde_json::from_value(json!([{"namespace": "shop", "name": "cache", "state": "Blocked",
-                "reason": "NotMigratable", "message": "it cannot be migrated"}]))
+                "reason": "NotMigratable", "message": "the guest cannot be migrated"}]))
             .unwrap();
             drain
         };
@@ -441,11 +444,14 @@ mod tests {
                 .unschedulable = Some(true);
         };
         for (change, expected) in [
-            (closed, Some("cordoned; nothing moves")),
-            (unknown, Some("Kubelet stopped posting node status; guests may run on")),
+            (closed, Some("cordoned, but not being drained")),
+            (
+                unknown,
+                Some("Kubelet stopped posting node status; guests may still be running"),
+            ),
             (
                 |snapshot| drop(snapshot.hypervisors.remove(0)),
-                Some("no agent has reported from it"),
+                Some("no agent has reported from this node"),
             ),
             (|_| {}, None),
         ] {
@@ -455,8 +461,8 @@ mod tests {
         }
         for (drain, expected) in [
             (drain(0), "2 moving, 1 waiting"),
-            (blocked(1), "shop/cache: it cannot be migrated"),
-            (blocked(3), "shop/cache: it cannot be migrated (and 2 more)"),
+            (blocked(1), "shop/cache: the guest cannot be migrated"),
+            (blocked(3), "shop/cache: the guest cannot be migrated (and 2 more)"),
         ] {
             let mut snapshot = usable();
             Arc::make_mut(&mut snapshot.hypervisors[0])

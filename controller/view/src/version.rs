@@ -89,7 +89,7 @@ fn skew(found: &PartVersions) -> Vec<String> {
     if found.controller.len() > 1 {
         let tags: Vec<&str> = found.controller.keys().map(String::as_str).collect();
         skew.push(format!(
-            "replicas of the controller differ ({}): an update is under way, or stuck",
+            "replicas of the controller have different versions ({}): an update is in progress or stuck",
             tags.join(", ")
         ));
     }
@@ -99,7 +99,8 @@ fn skew(found: &PartVersions) -> Vec<String> {
         for (version, nodes) in reported.filter(|(version, _)| numbers(version) < numbers(newest)) {
             let nodes = named(nodes);
             skew.push(format!(
-                "agents of {nodes} are {version}, older than {newest} elsewhere: an update is under way, or stuck"
+                "agents of {nodes} have version {version}, older than {newest} on other nodes: an update is in \
+                 progress or stuck"
             ));
         }
     }
@@ -113,7 +114,8 @@ fn skew(found: &PartVersions) -> Vec<String> {
         let age = if client < newest { "older" } else { "newer" };
         let [major, minor, patch] = newest;
         skew.push(format!(
-            "this plugin is {age} than the cluster's {major}.{minor}.{patch}: get that of the cluster's release"
+            "this plugin is {age} than the cluster's version {major}.{minor}.{patch}: install the plugin of that \
+             release"
         ));
     }
     skew
@@ -151,7 +153,7 @@ impl PartVersions {
             .iter()
             .map(|(version, nodes)| format!("{version} ({} nodes)", nodes.len()))
             .collect();
-        line("agents", &none(agents, "none has reported"));
+        line("agents", &none(agents, "no agent has reported"));
         for (index, sentence) in self.skew.iter().enumerate() {
             line(if index == 0 { "skew" } else { "" }, sentence);
         }

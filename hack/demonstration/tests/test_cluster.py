@@ -18,9 +18,9 @@ class Removal(unittest.TestCase):
             ([], [], None, 0, True, ""),
             (["other"], [], None, 0, True, ""),
             ([], [], Failure("etcd died"), 1, True, ""),
-            ([], ["--keep"], None, 0, False, "The cluster is yours"),
-            (["drydock"], [], None, 0, False, "The cluster was there before and stays"),
-            (["drydock"], ["--keep"], None, 0, False, "The cluster was there before and stays"),
+            ([], ["--keep"], None, 0, False, "The cluster is kept"),
+            (["drydock"], [], None, 0, False, "The cluster existed before and is kept"),
+            (["drydock"], ["--keep"], None, 0, False, "The cluster existed before and is kept"),
             (["drydock"], [], Failure("etcd died"), 1, False, ""),
             (["other"], ["--name", "other"], None, 0, False, "hack/down --name other"),
         ):

@@ -18,7 +18,7 @@ class Kubernetes(unittest.TestCase):
     def test_unknown_version_is_refused_with_the_allowed_versions(self) -> None:
         with mock.patch.dict(os.environ, {build.VERSION: "1.2"}), self.assertRaises(Failure) as caught:
             build.kubernetes_module()
-        self.assertIn("DRYDOCK_KUBERNETES is '1.2'; allowed are 1.35", str(caught.exception))
+        self.assertIn("DRYDOCK_KUBERNETES is '1.2'; allowed: 1.35", str(caught.exception))
 
     def test_modules_pin_the_version_that_the_name_has(self) -> None:
         for version in build.kubernetes_versions():

@@ -18,7 +18,7 @@ class Down(unittest.TestCase):
 
         def down(name: str, progress: Progress) -> None:
             if name == "b":
-                raise Failure("failed with 32: umount")
+                raise Failure("failed with exit code 32: umount")
             removed.append(name)
 
         self.enterContext(mock.patch.object(embedded.registered, "names", lambda: ["a", "b", "c"]))
@@ -27,7 +27,7 @@ class Down(unittest.TestCase):
         printed = self.enterContext(contextlib.redirect_stderr(io.StringIO()))
         self.assertEqual(embedded.main(["down", "--all"]), 1)
         self.assertEqual(removed, ["a", "c"])
-        self.assertEqual(printed.getvalue(), "error: cluster b cannot be removed: failed with 32: umount\n")
+        self.assertEqual(printed.getvalue(), "error: cluster b cannot be removed: failed with exit code 32: umount\n")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ class Sweep(unittest.TestCase):
     def test_failure_is_noted_only(self) -> None:
         with mock.patch.object(imagestore, "run", side_effect=Failure("no repositories")):
             imagestore.sweep(self.store, self.progress, 0)
-        self.assertIn("keeps its images: no repositories", self.progress.note.call_args.args[0])
+        self.assertIn("untagged images could not be removed from", self.progress.note.call_args.args[0])
+        self.assertIn(": no repositories", self.progress.note.call_args.args[0])
 
 
 class LastCluster(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Tests what the installation of packages leaves behind, including after an interruption."""
+"""Tests the state of the machine after the installation of packages, including after an interruption."""
 
 from __future__ import annotations
 

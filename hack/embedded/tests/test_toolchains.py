@@ -57,7 +57,7 @@ class Versions(unittest.TestCase):
         with self.assertRaisesRegex(Failure, r"\(go\) is not on the PATH; version 1\.21 or newer is needed"):
             toolchains.check(["go"])
         self.program("go", "exit 2")
-        with self.assertRaisesRegex(Failure, "go env GOVERSION failed with 2; see above"):
+        with self.assertRaisesRegex(Failure, "go env GOVERSION failed with exit code 2; see above"):
             toolchains.check(["go"])
 
 

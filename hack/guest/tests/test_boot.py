@@ -101,9 +101,9 @@ class Boot(unittest.TestCase):
                 int(machine.expect(r"tick (\d+) boot=[0-9a-f]{8} wall=\d+\.\d{3} up=\d+\.\d{3} late=\d+ms$")[1])
                 for _ in range(5)
             ]
-            self.assertEqual(ticks, list(range(ticks[0], ticks[0] + 5)), "a tick is missing or came twice")
+            self.assertEqual(ticks, list(range(ticks[0], ticks[0] + 5)), "a tick is missing or was printed twice")
             datagrams = [int(receiver.recv(200).split()[1]) for _ in range(5)]
-            self.assertEqual(datagrams, [1, 2, 3, 4, 5], "a datagram is missing or came twice")
+            self.assertEqual(datagrams, [1, 2, 3, 4, 5], "a datagram is missing or was sent twice")
             self.power_off(machine)
 
     def test_sata_disk_with_fat_and_network_data(self) -> None:
@@ -164,9 +164,9 @@ class Boot(unittest.TestCase):
                 ticks = [
                     int(machine.expect(r"^tick (\d+) boot=[0-9a-f]{8} up=\d+\.\d{3} late=\d+ms$")[1]) for _ in range(5)
                 ]
-                self.assertEqual(ticks, [1, 2, 3, 4, 5], "a tick is missing or came twice")
+                self.assertEqual(ticks, [1, 2, 3, 4, 5], "a tick is missing or was printed twice")
                 self.power_off(machine)
-        self.assertEqual(len(boots), 2, "two boots have one number")
+        self.assertEqual(len(boots), 2, "two boots have the same number")
 
     def log_in(self, machine: Machine, account: str, password: str) -> None:
         machine.expect(r"login: ")

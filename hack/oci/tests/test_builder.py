@@ -16,7 +16,7 @@ from oci.containerfile import Refused
 from oci.progress import Failure
 
 
-@unittest.skipUnless(os.geteuid() == 0, "images are built by root")
+@unittest.skipUnless(os.geteuid() == 0, "building images requires root privileges")
 class Building(unittest.TestCase):
     def setUp(self) -> None:
         scratch = tempfile.TemporaryDirectory(prefix="drydock-builder-")

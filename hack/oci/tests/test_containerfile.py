@@ -46,8 +46,8 @@ class Parsing(unittest.TestCase):
 
     def test_refused_with_file_and_line(self) -> None:
         cases = {
-            "FROM scratch\nVOLUME /x\n": "Containerfile:2: VOLUME is not understood",
-            "FROM scratch\n\nCOPY --from=a b c\n": "Containerfile:3: COPY --from=a is not understood",
+            "FROM scratch\nVOLUME /x\n": "Containerfile:2: VOLUME is not supported",
+            "FROM scratch\n\nCOPY --from=a b c\n": "Containerfile:3: COPY --from=a is not supported",
             "FROM scratch\nRUN --mount=type=cache true\n": "Containerfile:2: RUN --mount=type=cache",
             "FROM scratch\nRUN cat <<EOF\n": "Containerfile:2: here-documents",
             "FROM scratch\nUSER\n": "Containerfile:2: USER without an argument",

@@ -64,7 +64,7 @@ class Packing(Scratch):
         plain = subprocess.run(["zstd", "-dc"], input=blob, capture_output=True, check=True).stdout
         self.assertEqual(made.diff_id, "sha256:" + hashlib.sha256(plain).hexdigest())
 
-    @unittest.skipUnless(os.geteuid() == 0, "only root may make devices")
+    @unittest.skipUnless(os.geteuid() == 0, "only root may create devices")
     def test_removed_files_become_whiteouts(self) -> None:
         root = self.tree("tree")
         os.mknod(root / "etc" / "gone", 0o020000, os.makedev(0, 0))

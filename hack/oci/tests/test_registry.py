@@ -102,7 +102,7 @@ class Pushing(unittest.TestCase):
         self.assertTrue(self.registry.push(self.image, "localhost/drydock/a:dev"))
         self.assertEqual(self.server.held["manifests"]["drydock/a", "dev"], self.image.manifest())
         self.assertEqual((self.server.uploaded, self.server.mounted), (2, 0))
-        self.assertFalse(self.registry.push(self.image, "localhost/drydock/a:dev"), "it is there already")
+        self.assertFalse(self.registry.push(self.image, "localhost/drydock/a:dev"), "the registry already has the image")
         self.assertTrue(self.registry.push(self.image, "kubevirt/b"))
         self.assertEqual((self.server.uploaded, self.server.mounted), (2, 2))
         again = Registry(f"http://127.0.0.1:{self.server.server_port}")
@@ -112,7 +112,7 @@ class Pushing(unittest.TestCase):
 
     def test_refusal_has_the_cause(self) -> None:
         self.server.refusing = True
-        with self.assertRaisesRegex(Failure, "did not take blob .*: status 400 DENIED: not today"):
+        with self.assertRaisesRegex(Failure, "rejected blob .*: status 400 DENIED: not today"):
             self.registry.push(self.image, "a:b")
 
     def test_unreachable_registry(self) -> None:

@@ -39,7 +39,7 @@ def pages() -> dict[Path, str]:
 def stale() -> list[str]:
     """Return a line for each page that is missing or differs from its generated text."""
     return [
-        f"{path.relative_to(REPOSITORY)}: write it anew by {WRITE}"
+        f"{path.relative_to(REPOSITORY)}: the page is outdated; {WRITE} generates it"
         for path, text in pages().items()
         if not path.exists() or path.read_text() != text
     ]

@@ -80,8 +80,8 @@ KINDS = (
                     Written(
                         f"{CONTROLLER}/drain_task/drain_status.rs",
                         {
-                            "VirtualMachinesLeft": "Virtual machines are to leave the node; `status.drain` of the Hypervisor lists them.",
-                            "NothingToMove": "No virtual machine is to leave the node.",
+                            "VirtualMachinesLeft": "Virtual machines have to leave the node; `status.drain` of the Hypervisor lists them.",
+                            "NothingToMove": "No virtual machine has to leave the node.",
                         },
                     ),
                 ),
@@ -129,7 +129,7 @@ KINDS = (
                         {
                             "LabelsCurrent": "All CPU labels are set.",
                             "SomeKeysInvalid": "Some labels are left out, since Kubernetes does not allow "
-                            "their keys; the message has them.",
+                            "their keys; the message contains them.",
                             "SkippedByAnnotation": "The annotation `node-labeller.kubevirt.io/skip-node` freezes the labels.",
                         },
                     ),
@@ -158,8 +158,8 @@ KINDS = (
                         f"{CORE}/node.rs",
                         {
                             "Accepted": "The node follows the configuration.",
-                            "Refused": "A configuration object or an annotation of the Node has an invalid value; the message has it. "
-                            "The last valid value stays in force.",
+                            "Refused": "A configuration object or an annotation of the Node has an invalid value; the message contains "
+                            "the value. The last valid value stays in force.",
                         },
                     ),
                 ),
@@ -206,7 +206,7 @@ KINDS = (
                         {
                             "PausedByUser": "The guest was paused by a request, or started paused.",
                             "PausedIOError": "QEMU paused the guest because a disk had an I/O error.",
-                            "Paused": "libvirt reports another cause, which the message has.",
+                            "Paused": "libvirt reports another cause, which the message contains.",
                         },
                     ),
                 ),
@@ -261,7 +261,7 @@ KINDS = (
                     ),
                     _MISFITS,
                 ),
-                "If several causes rule out nodes, the reason is one of them, and the message has all. The same reasons are used "
+                "If several causes rule out nodes, the reason is one of them, and the message contains all. The same reasons are used "
                 "wherever Drydock explains why a node cannot run a virtual machine.",
             ),
             Condition(
@@ -281,7 +281,7 @@ KINDS = (
             Condition(
                 f"{_VM}EVICTION_REQUESTED",
                 (
-                    Written(f"{CORE}/instance.rs", {"Moved": "The guest has left the node that it was to leave."}),
+                    Written(f"{CORE}/instance.rs", {"Moved": "The guest has left the node that it had to leave."}),
                     Written(f"{API}/kubevirt/names.rs", {"EvictionRequested": "The instance is marked to leave its node."}),
                 ),
             ),
@@ -313,8 +313,8 @@ KINDS = (
                     Constants(f"{API}/kubevirt/names.rs", ("reasons::EVICTED", "reasons::EVICTED_BY_KUBELET")),
                     Constants(f"{CORE}/instance.rs", ("NODE_GONE",)),
                 ),
-                "Why the guest ended: the reason of the phase `Succeeded` or `Failed`. Before the guest runs, it is the reason of the "
-                "condition that prevents its start.",
+                "Why the guest ended: the reason of the phase `Succeeded` or `Failed`. Before the guest runs, `status.reason` is the "
+                "reason of the condition that prevents its start.",
             ),
         ),
     ),
@@ -477,7 +477,7 @@ KINDS = (
                         {
                             "InForce": "All nodes follow the object.",
                             "NotOnAllNodes": "Some nodes do not follow the object yet; the message names them.",
-                            "Refused": "A value of the object is invalid; the message has it. The last valid configuration stays in force.",
+                            "Refused": "A value of the object is invalid; the message names it. The last valid configuration stays in force.",
                             "NoNodes": "No node has an agent yet.",
                         },
                     ),
@@ -491,7 +491,7 @@ KINDS = (
                         f"{CORE}/configuration/default_model.rs",
                         {
                             "NodesOfferModel": "At least one node offers the CPU model.",
-                            "NoNodeOffersModel": "libvirt on some nodes has the CPU model, and no node offers it.",
+                            "NoNodeOffersModel": "libvirt on some nodes has the CPU model, but no node offers it.",
                             "CPUModelUnknown": "libvirt on no node has the CPU model.",
                             "CPUModelObsolete": "The CPU model is obsolete.",
                             "NoNodes": "No node has reported its CPU models yet.",
@@ -538,7 +538,7 @@ INTERNAL = {
         "StreamRefusal::reason": "label of a metric of tunnels, and logs",
     },
     f"{HOST}/domain/state.rs": {"DomainState::reason": "libvirt's own names, in logs"},
-    f"{HOST}/problem.rs": {"HostProblem::reason": "those of ProblemReason"},
+    f"{HOST}/problem.rs": {"HostProblem::reason": "the same as those of ProblemReason"},
 }
 
 # Strings in the files of conditions that look like reasons but are not.

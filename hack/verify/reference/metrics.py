@@ -103,9 +103,9 @@ def page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
     lines = [
         "# Metrics",
         "",
-        f"{WRITE} makes this page from the source. Controllers and agents serve metrics on port 8080",
-        "at `/metrics`, tunnels on 8081, as OpenMetrics. The leading controller alone exports those of migrations and drains, so that",
-        "sums are right. Names that begin with `kubevirt_` are KubeVirt's, with its labels; those of work queues and leader election",
+        f"{WRITE} generates this page from the source. Controllers and agents serve metrics on port 8080",
+        "at `/metrics`, tunnels on 8081, as OpenMetrics. Only the leading controller exports metrics of migrations and drains, so that",
+        "sums are correct. Names that begin with `kubevirt_` are KubeVirt's, with its labels; those of work queues and leader election",
         "are client-go's.",
     ]
     for title, found in sections:

@@ -32,7 +32,7 @@ def _all(file: str, names: str, objects: str, set_by: str = DRYDOCK) -> tuple[Ke
 
 
 _QUORUM = f"{CONTROLLER}/admission/maintenance_reviews/quorum.rs"
-_RESERVED = "Reserved by KubeVirt: a policy keeps users from setting it."
+_RESERVED = "Reserved by KubeVirt: a policy prevents users from setting this label."
 _REFUSED = "An instance or a template with this annotation is refused: Drydock does not implement it."
 
 # Keys by the heading of their section.
@@ -56,7 +56,7 @@ KEYS = {
             KUBERNETES,
             "The node belongs to the control plane: a NodeMaintenance that would break the quorum of etcd is refused.",
         ),
-        Key(_QUORUM, "node-role.kubernetes.io/master", "Node", KUBERNETES, "The same, by its older name."),
+        Key(_QUORUM, "node-role.kubernetes.io/master", "Node", KUBERNETES, "Older name of the label `node-role.kubernetes.io/control-plane`."),
     ),
     "Labels of other objects": (
         *_all(NAMES, "APP CREATED_BY INSTANCE_ID", "Pod"),
@@ -182,7 +182,7 @@ def page() -> str:
     lines = [
         "# Labels, annotations, taints and finalizers",
         "",
-        f"{WRITE} makes this page from the source. `*` stands for the rest of a key. Names of",
+        f"{WRITE} generates this page from the source. `*` stands for the rest of a key. Names of",
         "`kubevirt.io` are KubeVirt's, with its meanings; those of `drydock.dev` are Drydock's own. The labels of nodes have",
         "[a page of their own](labels.md).",
     ]

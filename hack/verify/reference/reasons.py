@@ -96,7 +96,7 @@ def page() -> str:
     lines = [
         "# Conditions and reasons",
         "",
-        f"{WRITE} makes this page from the source. `kubectl describe` shows the conditions of an",
+        f"{WRITE} generates this page from the source. `kubectl describe` shows the conditions of an",
         "object, each with a reason from these tables and a message with the details. Reasons are stable and can be used in scripts",
         "and alerts; messages can change. A condition that is not in the status does not apply.",
         *_sections(KINDS),

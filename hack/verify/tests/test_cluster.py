@@ -69,7 +69,7 @@ class Shared(unittest.TestCase):
         self.enterContext(mock.patch.object(cluster, "cluster_tests", return_value=tests))
         up = self.enterContext(mock.patch.object(cluster.clusters, "up"))
         outcome = cluster.run(argparse.Namespace(seed=1, only="no such test", keep=False), mock.create_autospec(Progress))
-        self.assertEqual(outcome.failed, ["no test has 'no such test' in its name, and no file of tests begins with it"])
+        self.assertEqual(outcome.failed, ["no test name contains 'no such test', and the name of no test file begins with this word"])
         up.assert_not_called()
 
     def test_tests_on_demand_are_not_selected(self) -> None:

@@ -65,5 +65,5 @@ class Counted(unittest.TestCase):
         self.assertEqual(found.failures(), [f"{CASES[1]}: it runs twice"])
 
     def test_failed_run_without_output_has_failed(self) -> None:
-        self.assertEqual(outcome(lines({"cases": CASES}, passed(CASES[0])), 1).failed, ["the test run ended with 1"])
+        self.assertEqual(outcome(lines({"cases": CASES}, passed(CASES[0])), 1).failed, ["the test run ended with exit code 1"])
         self.assertEqual(outcome("", 0).failed, [])

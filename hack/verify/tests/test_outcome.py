@@ -20,7 +20,7 @@ right: 2
 note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
 
 ---- two stdout ----
-Error: waited in vain for x
+Error: timed out waiting for x
 
 Caused by:
     y
@@ -53,10 +53,10 @@ class Libtest(unittest.TestCase):
             outcome.failures(),
             [
                 "one: thread 'one' (1) panicked at a.rs:1:2: left: 1 right: 2",
-                "two: Error: waited in vain for x Caused by: y",
+                "two: Error: timed out waiting for x Caused by: y",
             ],
         )
-        long = FAILING.replace("Error: waited", "Error: " + "waited " * 200 + "waited")
+        long = FAILING.replace("Error: timed out", "Error: " + "waited " * 200 + "timed out")
         reason = of_libtest(long, 101).failures()[1]
         self.assertTrue(reason.startswith("two: Error: waited") and reason.endswith("Caused by: y"), reason)
         self.assertLess(len(reason), 700)

@@ -88,10 +88,10 @@ class Unexecuted(unittest.TestCase):
         self.assertEqual(
             [line for line in wrong if "nothing executes" not in line],
             [
-                "a.md: a test reads one command that begins with kubectl; there are 3",
-                "a.md: a test reads one command that begins with kubectl delete; there are 0",
-                "a.md: no reason is needed for kubectl get",
-                "a.md: no reason is needed for docker",
+                "a.md: a test requires exactly one command that begins with kubectl; found 3",
+                "a.md: a test requires exactly one command that begins with kubectl delete; found 0",
+                "a.md: EXEMPT has an unnecessary entry for kubectl get",
+                "a.md: EXEMPT has an unnecessary entry for docker",
             ],
         )
 

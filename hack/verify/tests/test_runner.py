@@ -38,7 +38,7 @@ class Run(unittest.TestCase):
         hangs = "import subprocess, time; subprocess.Popen(['sleep', '3600']); print('begun', flush=True); time.sleep(3600)"
         output, code = run([sys.executable, "-c", hangs], quiet=True, most_seconds=2)
         self.assertNotEqual(code, 0)
-        self.assertEqual(output.strip().splitlines()[-1], "no end within 2 s")
+        self.assertEqual(output.strip().splitlines()[-1], "timeout after 2 s")
 
     def test_nothing_is_begun_after_an_interruption(self) -> None:
         with mock.patch.object(runner, "_interrupted", threading.Event()):

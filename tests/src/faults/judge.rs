@@ -70,7 +70,7 @@ pub fn judge(found: &FoundState) -> Result<Fate, String> {
         .filter(|state| *state != (true, migration == MigrationPhase::Failed))
     {
         return Err(format!(
-            "the migration is {}, the instance has {state:?} of it",
+            "the migration is {}, but the instance reports {state:?}",
             migration.as_str()
         ));
     }
@@ -84,36 +84,36 @@ pub fn judge(found: &FoundState) -> Result<Fate, String> {
     let on = match nodes[..] {
         [] => return ended(found),
         [(node, 1)] => node,
-        _ => return Err(format!("it runs {nodes:?}")),
+        _ => return Err(format!("the guest runs on {nodes:?}")),
     };
     if found.phase != Some(Phase::Running) {
-        return Err(format!("it runs on {on}, and the instance is {:?}", found.phase));
+        return Err(format!("the guest runs on {on}, but the instance is {:?}", found.phase));
     }
     if found.node.as_deref() != Some(on) {
         return Err(format!(
-            "it runs on {on}, and the instance is recorded on {:?}",
+            "the guest runs on {on}, but the node of the instance is {:?}",
             found.node
         ));
     }
     if found.pods != [on] {
-        return Err(format!("it runs on {on}, and has pods on {:?}", found.pods));
+        return Err(format!("the guest runs on {on}, but has pods on {:?}", found.pods));
     }
     match migration {
         MigrationPhase::Succeeded if on == found.target => Ok(Fate::Moved),
         MigrationPhase::Failed if on == found.source => Ok(Fate::Stayed),
-        other => Err(format!("it runs on {on}, and the migration is {}", other.as_str())),
+        other => Err(format!("the guest runs on {on}, the migration is {}", other.as_str())),
     }
 }
 
 /// Checks a guest that runs on no node.
 fn ended(found: &FoundState) -> Result<Fate, String> {
     if !found.may_have_ended {
-        return Err("it runs nowhere, and nothing was done to it".to_owned());
+        return Err("the guest ended without a fault that may end it".to_owned());
     }
     match found.phase {
         Some(Phase::Failed) if found.pods.is_empty() => Ok(Fate::Ended),
         phase => Err(format!(
-            "it runs nowhere, the instance is {phase:?}, its pods are on {:?}",
+            "the guest runs on no node, the instance is {phase:?} with pods on {:?}",
             found.pods
         )),
     }
@@ -123,17 +123,17 @@ fn ended(found: &FoundState) -> Result<Fate, String> {
 ///
 /// No tick is missing or duplicated on the consoles. Datagrams may be lost, but none arrives twice.
 fn numbers(found: &FoundState) -> Result<(), String> {
-    without_a_gap(&found.printed).map_err(|error| format!("on its consoles: {error:#}"))?;
+    without_a_gap(&found.printed).map_err(|error| format!("consoles of the guest: {error:#}"))?;
     let mut highest = BTreeMap::new();
     for tick in &found.sent {
         let before = highest.insert(&tick.boot, tick.number);
         if before.is_some_and(|before| before >= tick.number) {
-            return Err(format!("it sent {} after {before:?}", tick.number));
+            return Err(format!("the guest sent tick {} after {before:?}", tick.number));
         }
     }
     match highest.len() {
         0 | 1 => Ok(()),
-        boots => Err(format!("it has booted {boots} times")),
+        boots => Err(format!("the guest has booted {boots} times")),
     }
 }
 

@@ -86,7 +86,7 @@ impl Cluster {
     async fn process_in(&self, pod: &Pod, name: &str, arg: &str) -> Result<(String, u32)> {
         let uid = pod.uid().context("a pod without a UID")?;
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-        let node = node.with_context(|| format!("{} is on no node", pod.name_any()))?;
+        let node = node.with_context(|| format!("{} has no node", pod.name_any()))?;
         let what = format!("{name} {arg} in {}", pod.name_any());
         let pid = until_some(&what, || async {
             let mut all = self.processes(&node, name)?;
@@ -183,7 +183,7 @@ impl Sides {
 
     fn pod(&self, side: Side) -> Result<&Pod> {
         match side {
-            Side::Target => self.target_pod.as_ref().context("there is no target pod yet"),
+            Side::Target => self.target_pod.as_ref().context("the target pod does not exist yet"),
             Side::Source | Side::Neither => Ok(&self.source_pod),
         }
     }
@@ -362,11 +362,11 @@ impl HandOverWatch {
     pub async fn wait(&mut self) -> Result<()> {
         match timeout(PATIENCE, &mut self.seen)
             .await
-            .context("no hand-over was seen")?
+            .context("no hand-over was observed")?
         {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(output)) => bail!("no hand-over was seen; virsh printed {output:?}"),
-            Err(_) => bail!("no hand-over was seen"),
+            Ok(Err(output)) => bail!("no hand-over was observed; virsh printed {output:?}"),
+            Err(_) => bail!("no hand-over was observed"),
         }
     }
 }
@@ -499,11 +499,11 @@ mod tests {
         let file = folder.with_extension("there");
         let shell = WaitingShell::here(&format!("touch {}", file.display())).expect("a shell");
         assert!(!file.exists());
-        shell.go().expect("it strikes");
+        shell.go().expect("the script runs");
         assert!(file.exists());
-        std::fs::remove_file(&file).expect("its file");
+        std::fs::remove_file(&file).expect("the file of the script");
         drop(WaitingShell::here(&format!("touch {}", file.display())).expect("a shell"));
-        assert!(!file.exists(), "it struck without a signal");
+        assert!(!file.exists(), "the script ran without a request");
         assert!(WaitingShell::here("false").expect("a shell").go().is_err());
     }
 

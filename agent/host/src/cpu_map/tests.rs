@@ -112,7 +112,7 @@ fn errors_name_the_file() {
     assert!(error.ends_with("gone.xml cannot be read"), "{error}");
     fs::write(folder.0.join("gone.xml"), "<cpus>").unwrap();
     let error = folder.load().unwrap_err().to_string();
-    assert!(error.ends_with("gone.xml is not understood"), "{error}");
+    assert!(error.ends_with("gone.xml cannot be parsed"), "{error}");
     assert!(CpuMap::load(Path::new("/nowhere")).is_err());
 }
 

@@ -15,7 +15,7 @@ use crate::{libvirt::LibvirtError, pod_folder::FolderError};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
     /// libvirt reports that the domain does not exist.
-    #[error("there is no such domain")]
+    #[error("the domain does not exist")]
     NoDomain,
     /// libvirt refused the call.
     #[error(transparent)]
@@ -23,16 +23,16 @@ pub enum CallError {
     /// The guest has no guest agent, or the agent does not respond. The connection remains usable.
     #[error("the guest agent does not respond: {0}")]
     AgentUnresponsive(LibvirtError),
-    /// libvirt did not respond in time. Whether it carried out the call is unknown. The connection is closed.
-    #[error("libvirtd did not respond within {within:?} when {call}")]
+    /// libvirt did not respond in time. Whether libvirt executed the call is unknown. The connection is closed.
+    #[error("libvirtd did not respond within {within:?} while {call}")]
     TimedOut {
         /// Human-readable name of the call.
         call: &'static str,
         /// The time limit.
         within: Duration,
     },
-    /// The connection to libvirt ended, during the call or before it.
-    #[error("the connection to libvirtd was lost when {call}: {reason}{}", detail(error.as_ref()))]
+    /// The connection to libvirt ended during the call or before the call.
+    #[error("the connection to libvirtd was lost while {call}: {reason}{}", detail(error.as_ref()))]
     Lost {
         /// Human-readable name of the call.
         call: &'static str,
@@ -45,7 +45,7 @@ pub enum CallError {
     #[error(transparent)]
     Folder(#[from] FolderError),
     /// No connection to libvirt could be opened.
-    #[error("no connection can be made: {message}")]
+    #[error("could not connect to libvirt: {message}")]
     NotStarted {
         /// The kernel's error message.
         message: String,
@@ -97,7 +97,7 @@ impl CallError {
 
     pub(crate) fn timed_out(call: &'static str, within: Duration, error: Option<&LibvirtError>) -> Self {
         if let Some(error) = error {
-            tracing::debug!(call, %error, "libvirt's client came free");
+            tracing::debug!(call, %error, "an overdue libvirt call has returned");
         }
         Self::TimedOut { call, within }
     }

@@ -133,7 +133,7 @@ impl LibvirtConnection {
     fn watch_over(&mut self, listener: &Arc<Listener>) {
         // SAFETY: the connection is open.
         if unsafe { sys::virConnectSetKeepAlive(self.raw, KEEP_ALIVE.0, KEEP_ALIVE.1) } < 0 {
-            tracing::debug!(error = %LibvirtError::last("turning on keep-alives"), "no keep-alives");
+            tracing::debug!(error = %LibvirtError::last("enabling keep-alives"), "could not enable keep-alives");
         }
         let opaque = Arc::into_raw(Arc::clone(listener));
         // SAFETY: the connection is open; `opaque` is a counted reference that `release` drops. libvirt calls `release`
@@ -238,7 +238,7 @@ impl DomainCalls for LibvirtConnection {
     }
 
     fn destroy(&self) -> Result<(), LibvirtError> {
-        self.change("ending the guest", sys::virDomainDestroy)
+        self.change("destroying the guest", sys::virDomainDestroy)
     }
 
     fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError> {
@@ -325,7 +325,7 @@ impl DomainCalls for LibvirtConnection {
     }
 
     fn agent_command(&self, command: &str) -> Result<String, LibvirtError> {
-        const CALL: &str = "sending a command to the guest's agent";
+        const CALL: &str = "sending a command to the guest agent";
         let command = c_string(CALL, command)?;
         let domain = self.found(CALL)?;
         // SAFETY: the domain is one of this open connection, and the command outlives the call; libvirt returns null or
@@ -353,7 +353,7 @@ impl DomainCalls for LibvirtConnection {
     }
 
     fn screenshot(&self) -> Result<Screenshot, LibvirtError> {
-        const CALL: &str = "taking a picture of the guest's display";
+        const CALL: &str = "taking a screenshot of the guest's display";
         let domain = self.found(CALL)?;
         let stream = LibvirtStream::new(CALL, self.raw)?;
         // SAFETY: the domain and the stream belong to this open connection; libvirt returns null or a newly allocated
@@ -384,7 +384,7 @@ impl DomainCalls for LibvirtConnection {
     }
 
     fn versions(&self) -> Result<PodVersions, LibvirtError> {
-        const CALL: &str = "reading the versions";
+        const CALL: &str = "reading the versions of libvirt and QEMU";
         let (mut libvirt, mut qemu) = (0, 0);
         // SAFETY: the connection is open, and the output variable outlives the call.
         succeeded(CALL, unsafe {
@@ -404,7 +404,7 @@ impl DomainCalls for LibvirtConnection {
     }
 
     fn abort_job(&self) -> Result<(), LibvirtError> {
-        self.change("ending the domain's job", sys::virDomainAbortJob)
+        self.change("aborting the domain's job", sys::virDomainAbortJob)
     }
 
     fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
@@ -447,7 +447,7 @@ impl Drop for LibvirtConnection {
         // SAFETY: the connection is open and is not used again.
         let left = unsafe { sys::virConnectClose(self.raw) };
         if left > 0 {
-            tracing::debug!(left, "a connection to libvirt is still referred to");
+            tracing::debug!(left, "a closed connection to libvirt still has references");
         }
     }
 }
@@ -482,7 +482,10 @@ impl DomainPointer {
     fn limit_agent(&self, seconds: c_int) {
         // SAFETY: the domain is one of an open connection.
         if unsafe { sys::virDomainAgentSetResponseTimeout(self.0, seconds, 0) } < 0 {
-            tracing::debug!(error = %LibvirtError::last("limiting the guest's agent"), "no limit for the agent");
+            tracing::debug!(
+                error = %LibvirtError::last("limiting the guest agent's response time"),
+                "could not limit the response time of the guest agent"
+            );
         }
     }
 

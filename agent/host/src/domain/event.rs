@@ -116,11 +116,11 @@ impl fmt::Display for CloseReason {
             Self::EndOfFile => f.write_str("libvirtd closed the connection"),
             Self::Error => f.write_str("the connection failed"),
             Self::KeepAlive => f.write_str("libvirtd did not respond to a keep-alive"),
-            Self::Client => f.write_str("the connection was given up"),
-            Self::Overdue { call } => write!(f, "libvirtd did not respond in time when {call}"),
-            Self::TooManyEvents => f.write_str("more events came than can be read"),
-            Self::Garbage => f.write_str("the received data was not libvirt's protocol"),
-            Self::Unknown(raw) => write!(f, "reason {raw}"),
+            Self::Client => f.write_str("this process closed the connection"),
+            Self::Overdue { call } => write!(f, "libvirtd did not respond in time while {call}"),
+            Self::TooManyEvents => f.write_str("events arrived faster than they were read"),
+            Self::Garbage => f.write_str("the received data does not follow libvirt's protocol"),
+            Self::Unknown(raw) => write!(f, "unknown reason {raw}"),
         }
     }
 }

@@ -143,7 +143,7 @@ async fn accept(listener: StdListener) -> io::Result<UnixStream> {
         if pid.and_then(|pid| u32::try_from(pid).ok()) == Some(std::process::id()) {
             return Ok(client);
         }
-        tracing::warn!(pid, "a stranger connected to the relay to a libvirt");
+        tracing::warn!(pid, "refused a connection of another process to the libvirt relay");
     }
 }
 

@@ -140,7 +140,7 @@ async fn call_error_has_a_reason_and_distinguishes_replies() {
     guest.ended().await;
     let lost = guest.state().await.unwrap_err();
     assert_eq!((lost.reason(), lost.is_reply()), ("LibvirtConnectionLost", false));
-    assert!(lost.to_string().contains("given up"), "{lost}");
+    assert!(lost.to_string().contains("process closed the connection"), "{lost}");
     assert!(CallError::NoDomain.is_reply());
 }
 

@@ -254,7 +254,7 @@ fn bounds() {
     let error = parse(&document(&format!("<mode>{many}</mode>"), ""), &Architecture::Amd64).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("more than {MAX_LIST} elements <model> in the domain capabilities")
+        format!("more than {MAX_LIST} <model> elements in the domain capabilities")
     );
     let long = format!(
         "<mode><model usable='yes' canonical='{}'>x</model></mode>",

@@ -66,7 +66,7 @@ fn inspection_reports_a_libvirtd_crash_after_accept() {
     let text = report.problem.unwrap().to_string();
     assert_eq!(
         text,
-        "libvirtd ended during the inspection: it was ended by SIGSEGV: error: boom"
+        "libvirtd ended during the inspection: killed by SIGSEGV: error: boom"
     );
 }
 

@@ -121,7 +121,7 @@ fn kvm_without_a_usable_model_is_given_up() {
     for (kvm, why) in [
         (
             Ok(KVM.replace("usable='yes'", "usable='no'")),
-            "libvirt finds not one CPU model that a guest could have with KVM",
+            "libvirt reports no CPU model that guests can have with KVM",
         ),
         (refused(), "libvirt refuses KVM: no"),
     ] {
@@ -199,7 +199,7 @@ fn gaps_are_reported_and_other_facts_kept() {
     .probe(VirtType::Qemu);
     assert_eq!(
         probed.problem.unwrap().to_string(),
-        "<html> instead of <capabilities> as the capabilities"
+        "the root element of the capabilities is <html> instead of <capabilities>"
     );
     assert!(probed.facts.unwrap().machine_types.is_empty());
     let probed = Recorded {

@@ -44,9 +44,9 @@ impl PodFolder {
         checked(path)?;
         let (folder, name) = path
             .split_once('/')
-            .ok_or_else(|| bad_name("a folder and a name", path))?;
+            .ok_or_else(|| bad_name("a path of the form FOLDER/NAME", path))?;
         if name.contains('/') {
-            return Err(bad_name("a folder and a name", path));
+            return Err(bad_name("a path of the form FOLDER/NAME", path));
         }
         let folder = self.open_or_make(folder, owner)?;
         match unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir) {
@@ -69,7 +69,7 @@ impl PodFolder {
         let (folder, name) = path
             .split_once('/')
             .filter(|(_, name)| !name.contains('/'))
-            .ok_or_else(|| bad_name("a folder and a name", path))?;
+            .ok_or_else(|| bad_name("a path of the form FOLDER/NAME", path))?;
         let folder = self.open(folder)?;
         if kind(&folder).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFDIR {
             return Err(self.refused(path, PodFileError::NotInFolder));
@@ -170,7 +170,7 @@ impl Drop for PodListener {
             tracing::debug!(
                 name = self.name,
                 error = errno.desc(),
-                "a socket in a pod's folder stays"
+                "could not remove a socket in a pod's folder"
             );
         }
     }

@@ -139,7 +139,7 @@ impl FolderWatches {
                 Err(Errno::EINTR) => {}
                 Err(error) => {
                     // Reading fails only if the kernel is out of memory. All waiters are notified to check again.
-                    tracing::warn!(%error, "a watch of pods' folders cannot be read");
+                    tracing::warn!(%error, "could not read the events of pods' folders");
                     self.state.lock().notify_all();
                     readable.clear_ready();
                 }

@@ -70,7 +70,7 @@ fn libvirtd_exit_at_start_is_reported() {
     let text = problem.to_string();
     assert_eq!(
         text,
-        "libvirtd did not get ready: it ended with exit code 1: libvirtd: error : no such driver"
+        "libvirtd ended before its socket was open: exit code 1: libvirtd: error : no such driver"
     );
     assert_eq!(program.left(), [] as [PathBuf; 0]);
 }

@@ -26,13 +26,13 @@ impl fmt::Display for RefusedDisk {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DiskRefusal {
     /// The name is not a valid name of a volume.
-    #[error("this is no name of a volume")]
+    #[error("the name is not a valid volume name")]
     VolumeName,
     /// The image contains no disk.
-    #[error("the image has no file in {0}; a disk is expected in /disk, or at the value of the field path")]
+    #[error("the image contains no disk at {0}; the disk must be in /disk or at the path in the field path")]
     NoDiskInImage(String),
     /// The image contains more than one disk.
-    #[error("the image has several files in /disk ({0}); one is expected, or the field path has to name it")]
+    #[error("the image has several files in /disk ({0}); only one is allowed unless the field path names the disk")]
     SeveralDisksInImage(String),
     /// A file cannot be read.
     #[error("{path} cannot be read as user {uid}")]
@@ -51,24 +51,24 @@ pub(crate) enum DiskRefusal {
     #[error("{0} is empty")]
     Empty(PathBuf),
     /// The image has an unsupported format.
-    #[error("the disk is {0}; qcow2 and raw are possible")]
+    #[error("the disk is {0}; the supported formats are qcow2 and raw")]
     Format(&'static str),
     /// The image is damaged.
-    #[error("the disk begins like qcow2 but is damaged: {0}")]
+    #[error("the disk is a damaged qcow2 image: {0}")]
     DamagedImage(&'static str),
     /// The header of the image would make QEMU open another file.
     #[error(
-        "the disk names another file as its {0}, and images that do are not opened; flatten it with qemu-img convert"
+        "the disk refers to another file as its {0}, which is not supported; flatten the disk with qemu-img convert"
     )]
     ImageNamesOtherFile(&'static str),
     /// The image is encrypted.
-    #[error("the disk is encrypted, and there is no key")]
+    #[error("the disk is encrypted, and no key is available")]
     EncryptedImage,
     /// qemu-img failed.
-    #[error("qemu-img does not make the disk: {0}")]
+    #[error("qemu-img could not create the disk: {0}")]
     QemuImg(String),
-    /// The volume has not enough free space.
-    #[error("{path} is not there, and the volume has only {free} bytes free to make it")]
+    /// The volume does not have enough free space.
+    #[error("{path} does not exist, and the volume has too little free space to create the disk: {free} bytes")]
     NoRoom {
         /// Path of the disk.
         path: PathBuf,
@@ -86,14 +86,14 @@ pub(crate) enum DiskRefusal {
     /// The data is not valid base64.
     #[error("{0} is not valid base64")]
     Base64(&'static str),
-    /// The cloud-init data is larger than a disk for it may be.
-    #[error("cloud-init's data has {0} bytes, more than the {1} that are possible")]
+    /// The cloud-init data exceeds the maximum size.
+    #[error("the cloud-init data has {0} bytes, which exceeds the maximum of {1}")]
     TooMuchData(u64, u64),
-    /// xorriso failed.
-    #[error("the file system was not made: {0}")]
+    /// xorriso failed to create the file system.
+    #[error("the file system could not be created: {0}")]
     FileSystem(String),
     /// A disk cannot be written.
-    #[error("{path} cannot be made")]
+    #[error("{path} cannot be created")]
     Unwritable {
         /// Path of the disk.
         path: PathBuf,

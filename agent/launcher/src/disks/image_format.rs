@@ -89,12 +89,12 @@ fn read_head(mut file: &File, head: &mut Vec<u8>) -> io::Result<usize> {
 
 /// Returns the virtual size of a qcow2 image that needs no other file.
 fn qcow2_size(head: &[u8]) -> Result<u64, DiskRefusal> {
-    const SHORT: DiskRefusal = DiskRefusal::DamagedImage("its header is cut off");
+    const SHORT: DiskRefusal = DiskRefusal::DamagedImage("the header is truncated");
     let word = |at: usize| -> Option<u32> { Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?)) };
     let long = |at: usize| -> Option<u64> { Some(u64::from_be_bytes(head.get(at..at + 8)?.try_into().ok()?)) };
     let version = word(4).ok_or(SHORT)?;
     if !(2..=3).contains(&version) {
-        return Err(DiskRefusal::DamagedImage("it is of a version other than 2 and 3"));
+        return Err(DiskRefusal::DamagedImage("the version is neither 2 nor 3"));
     }
     if long(8).ok_or(SHORT)? != 0 || word(16).ok_or(SHORT)? != 0 {
         return Err(DiskRefusal::ImageNamesOtherFile("backing file"));
@@ -106,9 +106,9 @@ fn qcow2_size(head: &[u8]) -> Result<u64, DiskRefusal> {
         return Err(DiskRefusal::ImageNamesOtherFile("data file"));
     }
     match long(24).ok_or(SHORT)? {
-        0 => Err(DiskRefusal::DamagedImage("its virtual size is 0")),
+        0 => Err(DiskRefusal::DamagedImage("the virtual size is 0")),
         size if size > i64::MAX.unsigned_abs() - SECTOR => {
-            Err(DiskRefusal::DamagedImage("its virtual size is impossible"))
+            Err(DiskRefusal::DamagedImage("the virtual size is too large"))
         }
         size => Ok(size.next_multiple_of(SECTOR)),
     }

@@ -34,7 +34,7 @@ pub(crate) fn empty(path: &Path, capacity: u64) -> Result<u64, DiskRefusal> {
     let size = match capacity.checked_next_multiple_of(SECTOR) {
         None | Some(0) => {
             return Err(DiskRefusal::QemuImg(format!(
-                "a capacity of {capacity} bytes is impossible"
+                "a capacity of {capacity} bytes is invalid"
             )));
         }
         Some(size) => size,

@@ -50,7 +50,7 @@ impl LauncherLifecycle {
     fn close(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         match self.libvirtd {
             Libvirtd::Off { .. } => {
-                let message = "The pod was requested to end before its guest ran.";
+                let message = "Termination of the pod was requested before the guest ran.";
                 self.end(bounded(GuestOutcome::NotStarted, message, true), actions);
             }
             Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
@@ -58,7 +58,7 @@ impl LauncherLifecycle {
                 actions.push(LauncherAction::KillLibvirtd);
             }
             Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
-                let message = "The pod was requested to end, and its libvirtd cannot be ended.";
+                let message = "Termination of the pod was requested, but libvirtd cannot be stopped.";
                 self.end(bounded(GuestOutcome::Failed, message, true), actions);
             }
             Libvirtd::Closing => {}
@@ -75,7 +75,7 @@ impl LauncherLifecycle {
             self.call_libvirt(LibvirtCall::Destroy, actions);
         } else {
             actions.push(LauncherAction::LogMessage(
-                "libvirt is not there to destroy the guest".into(),
+                "libvirtd is unavailable and cannot destroy the guest".into(),
             ));
             self.end_qemu(Signal::SIGTERM, actions);
         }

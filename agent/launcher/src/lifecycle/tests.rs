@@ -574,7 +574,7 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
     let (outcome, message) = story.ending.expect("it has ended");
     assert_eq!(outcome, GuestOutcome::Failed);
     assert!(
-        message.contains("8 times in a row; at last it ended with exit code 1"),
+        message.contains("8 times in a row; last failure: ended with exit code 1"),
         "{message}"
     );
 }

@@ -92,7 +92,7 @@ fn tcp(
     match connection.read(&mut [0]) {
         Ok(0) => Err(io::Error::new(
             io::ErrorKind::ConnectionRefused,
-            "the connection was ended before anything was sent",
+            "the connection was closed before any data was sent",
         )),
         Ok(_) => Ok(()),
         // The guest has accepted the connection and waits for data from the client.
@@ -250,7 +250,7 @@ mod tests {
         });
         probe(LONG).unwrap();
         let refused = probe(LONG).unwrap_err();
-        assert!(refused.contains("was ended before anything was sent"), "{refused}");
+        assert!(refused.contains("was closed before any data was sent"), "{refused}");
         server.join().unwrap();
         let refused = probe(LONG).unwrap_err();
         assert!(refused.contains("refused"), "{refused}");

@@ -163,7 +163,7 @@ impl GuestTask {
                 (Severity::Normal, "AccessCredentialsSyncSuccess", note)
             }
             Err(why) => {
-                warn!(vmi, error = why, "access credentials not set");
+                warn!(vmi, error = why, "could not set the access credentials");
                 let note = format!("Access credentials sync failed: {why}");
                 (Severity::Warning, "AccessCredentialsSyncFailed", note)
             }

@@ -69,7 +69,7 @@ impl GuestTask {
             warn!(
                 vmi = %Key::of(&self.instance()),
                 error = refusal.message,
-                "file systems not thawed"
+                "could not thaw the guest's file systems"
             );
             let due = clock::now();
             self.record(|status| freeze::set(status, Some(due))).await?;
@@ -113,9 +113,9 @@ impl GuestTask {
                 known.thaw_again = None;
                 info!(
                     vmi = %Key::of(&instance),
-                    "file systems thawed at the end of their time"
+                    "file systems thawed because the freeze has expired"
                 );
-                let note = "The guest's file systems were thawed at the end of their time.";
+                let note = "The guest's file systems were thawed because the freeze has expired.";
                 publish_event(&self.shared.events, &instance, Severity::Normal, "Thawed", note.into());
             }
             Err(refusal) => {
@@ -125,7 +125,7 @@ impl GuestTask {
                     warn!(
                         vmi = %Key::of(&instance),
                         error = refusal.message,
-                        "file systems not thawed"
+                        "could not thaw the guest's file systems"
                     );
                     publish_event(&self.shared.events, &instance, Severity::Warning, "ThawFailed", note);
                 }
@@ -153,7 +153,7 @@ impl GuestTask {
                     let _ = timeout(SHOWN_AFTER, self.seen.changed()).await;
                 }
                 Err(error) => {
-                    let message = format!("the state of the file systems was not recorded: {}", chain(&error));
+                    let message = format!("could not record the state of the file systems: {}", chain(&error));
                     return Err(NodeApiRefusal::new(RefusalReason::Failed, message));
                 }
             }

@@ -79,7 +79,7 @@ impl GuestTask {
                     info!(
                         vmi,
                         node = self.shared.node,
-                        "the guest has ended, as its Node was deleted"
+                        "the guest has ended because its Node was deleted"
                     );
                     self.report_end(pod_uid, None).await;
                     return Ok(AfterServing::OnChange);
@@ -130,8 +130,8 @@ impl GuestTask {
 
     fn announce(&self, instance: &VirtualMachineInstance, vmi: &str) {
         let node = &self.shared.node;
-        warn!(vmi, node, "the guest is shut down, as its Node was deleted");
-        let note = format!("Node {node} was deleted: the guest is shut down, and may start elsewhere then.");
+        warn!(vmi, node, "shutting down the guest because its Node was deleted");
+        let note = format!("Node {node} was deleted: the guest is shut down and may start on another node afterwards.");
         publish_event(&self.shared.events, instance, Severity::Warning, "NodeDeleted", note);
     }
 }
@@ -139,7 +139,7 @@ impl GuestTask {
 /// Presses the guest's power button. If this fails, a later step presses it again or destroys the guest.
 async fn press_power_button(handle: &DomainHandle, vmi: &str) {
     if let Err(error) = handle.shutdown(ShutdownBy::PowerButton).await {
-        warn!(vmi, error = %chain(&error), "libvirt did not press the guest's power button");
+        warn!(vmi, error = %chain(&error), "could not press the guest's power button");
     }
 }
 

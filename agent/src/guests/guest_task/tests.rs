@@ -72,7 +72,7 @@ fn scheduled() -> Value {
 fn not_running() -> Value {
     json!({
         "type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z",
-        "reason": "GuestNotRunning", "message": "the guest does not run yet",
+        "reason": "GuestNotRunning", "message": "the guest is not running yet",
     })
 }
 

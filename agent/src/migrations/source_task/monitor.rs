@@ -25,7 +25,7 @@ use crate::migrations::{
 /// Limits the downtime. If libvirt refuses, the migration continues with the previous limit.
 pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
     if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
-        info!(error = %chain(&error), "limit of the downtime refused by libvirt");
+        info!(error = %chain(&error), "could not set the downtime limit");
     }
 }
 
@@ -35,7 +35,7 @@ async fn monitor_of(handle: &DomainHandle, limits: ConvergenceLimits) -> Monitor
     match handle.max_downtime().await {
         Ok(limit) => monitor.with_downtime(Duration::from_millis(limit)),
         Err(error) => {
-            info!(error = %chain(&error), "limit of the downtime not known");
+            info!(error = %chain(&error), "could not read the downtime limit");
             monitor
         }
     }
@@ -132,7 +132,7 @@ impl SourceTask {
             }
         };
         if let Err(error) = result {
-            info!(error = %chain(&error), "action refused by libvirt");
+            info!(error = %chain(&error), "could not execute the action on the migration");
             if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
                 monitor.refused(action.act);
             }
@@ -164,7 +164,7 @@ impl SourceTask {
         };
         match status_patch::source(&self.side.shared.client, &migration, &side).await {
             Ok(stored) => self.side.written = Some(stored),
-            Err(error) => info!(error = %chain(&error), "progress report failed"),
+            Err(error) => info!(error = %chain(&error), "could not report the progress of the migration"),
         }
     }
 

@@ -120,7 +120,7 @@ impl SourceTask {
         let message = unsent::sentence();
         warn!(
             migration = %Key::of(migration), migration_uid = migration.metadata.uid,
-            "session of a stuck migration closed"
+            "closing the session of a stuck migration"
         );
         if !MigrationRecord::of(migration).is_given_up() {
             let reason = unsent::NOTHING_SENT;

@@ -251,9 +251,9 @@ async fn a_release_waits_for_the_whole_guest() {
     world.pair(MIGRATION, None).await;
     world.release(MIGRATION, Proof::SourceStopped).await;
     for (state, trouble) in [
-        (GuestHere::Absent, "there is none here"),
-        (GuestHere::Incoming, "not complete"),
-        (GuestHere::Unknown, "is unknown"),
+        (GuestHere::Absent, "does not exist on this node"),
+        (GuestHere::Incoming, "has not arrived completely"),
+        (GuestHere::Unknown, "state is unknown"),
     ] {
         guest.becomes(state);
         let waits = |trouble: &str, shown: Option<&str>| shown.is_some_and(|shown| shown.contains(trouble));

@@ -40,7 +40,7 @@ use crate::hyperconverged::EvictionStrategy;
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#,
     printcolumn = r#"{"name":"Live-Migratable","type":"string","jsonPath":".status.conditions[?(@.type=='LiveMigratable')].status","priority":1}"#,
     printcolumn = r#"{"name":"Paused","type":"string","jsonPath":".status.conditions[?(@.type=='Paused')].status","priority":1}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it does not run"}"#
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why the guest does not run"}"#
 )]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

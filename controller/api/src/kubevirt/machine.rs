@@ -24,11 +24,11 @@ use super::{Condition, VirtualMachineInstanceSpec};
     namespaced,
     status = "VirtualMachineStatus",
     derive = "PartialEq",
-    doc = "A virtual machine that is there whether it runs or not.",
+    doc = "A virtual machine, which exists whether its guest runs or not.",
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
     printcolumn = r#"{"name":"Status","type":"string","jsonPath":".status.printableStatus"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type=='Ready')].status"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it does not run"}"#
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why the guest does not run"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

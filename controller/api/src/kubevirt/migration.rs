@@ -32,7 +32,7 @@ use super::{Condition, guest_cpu::GuestCpu};
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".status.sourceNode","priority":1}"#,
     printcolumn = r#"{"name":"Target","type":"string","jsonPath":".status.target.node","priority":1}"#,
     printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.source.progress.summary","priority":1}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it failed"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why the migration failed"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -95,23 +95,23 @@ pub enum MigrationPriority {
 #[schemars(extend("x-kubernetes-validations" = [
     {
         "rule": only_forward("source", &SourceState::ALL, SourceState::may_follow),
-        "message": "what a migration's source has reported it does not take back",
+        "message": "a report of a migration's source cannot be withdrawn",
     },
     {
         "rule": only_forward("target", &TargetState::ALL, TargetState::may_follow),
-        "message": "what a migration's target has reported it does not take back",
+        "message": "a report of a migration's target cannot be withdrawn",
     },
     {
         "rule": "!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed']) || (has(self.phase) && self.phase == oldSelf.phase)",
-        "message": "a final phase is final",
+        "message": "a final phase cannot be changed",
     },
     {
         "rule": "!has(oldSelf.source) || !has(oldSelf.source.node) || (has(self.source) && has(self.source.node) && self.source.node == oldSelf.source.node)",
-        "message": "a migration's source does not change",
+        "message": "the source node of a migration cannot be changed",
     },
     {
         "rule": "!has(oldSelf.target) || !has(oldSelf.target.node) || (has(self.target) && has(self.target.node) && self.target.node == oldSelf.target.node)",
-        "message": "a migration's target does not change",
+        "message": "the target node of a migration cannot be changed",
     },
 ]))]
 pub struct VirtualMachineInstanceMigrationStatus {
@@ -280,7 +280,7 @@ pub struct MigrationAbort {
 #[schemars(extend("x-kubernetes-validations" = [
     {
         "rule": "!has(oldSelf.fingerprint) || (has(self.fingerprint) && self.fingerprint == oldSelf.fingerprint)",
-        "message": "the fingerprint of a migration's source does not change",
+        "message": "the fingerprint of a migration's source cannot be changed",
     },
 ]))]
 pub struct MigrationSource {
@@ -379,11 +379,11 @@ impl SourceState {
 #[schemars(extend("x-kubernetes-validations" = [
     {
         "rule": "!has(oldSelf.fingerprint) || (has(self.fingerprint) && self.fingerprint == oldSelf.fingerprint)",
-        "message": "the fingerprint of a migration's target does not change",
+        "message": "the fingerprint of a migration's target cannot be changed",
     },
     {
         "rule": "!has(oldSelf.address) || (has(self.address) && self.address == oldSelf.address)",
-        "message": "the address of a migration's target does not change",
+        "message": "the address of a migration's target cannot be changed",
     },
 ]))]
 pub struct MigrationTarget {

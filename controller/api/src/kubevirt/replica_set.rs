@@ -31,7 +31,7 @@ use super::{Condition, machine::InstanceTemplate};
     printcolumn = r#"{"name":"Current","type":"integer","jsonPath":".status.replicas","description":"Number of instances that have not ended"}"#,
     printcolumn = r#"{"name":"Ready","type":"integer","jsonPath":".status.readyReplicas","description":"Number of ready instances"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type=='ReplicaFailure')].reason","description":"Why instances could not be made or deleted"}"#
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type=='ReplicaFailure')].reason","description":"Why instances could not be created or deleted"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

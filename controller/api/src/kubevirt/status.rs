@@ -19,7 +19,7 @@ pub use super::guest_cpu::GuestCpu;
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [{
     "rule": "!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed']) || (has(self.phase) && self.phase == oldSelf.phase)",
-    "message": "a final phase is final",
+    "message": "a final phase cannot be changed",
 }]))]
 pub struct VirtualMachineInstanceStatus {
     /// Phase of the virtual machine.

@@ -97,7 +97,7 @@ pub(super) async fn cancel(State(shared): State<Arc<ConsoleContext>>, Json(cance
     let Cancel { namespace, name } = cancel;
     let api = Api::<VirtualMachineInstanceMigration>::namespaced(shared.client.clone(), &namespace);
     match api.delete(&name, &DeleteParams::default()).await {
-        Ok(_) => Json(json!({"done": format!("Migration {namespace}/{name} is being canceled.")})).into_response(),
+        Ok(_) => Json(json!({"done": format!("Migration {namespace}/{name} is being cancelled.")})).into_response(),
         Err(error) => refused(&CommandError::Request(error)),
     }
 }

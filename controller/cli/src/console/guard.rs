@@ -47,17 +47,17 @@ const OWN_MACHINE: [&str; 2] = ["localhost", "127.0.0.1"];
 /// Reason why a request is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum GuardRefusal {
-    #[error("this console has another name: use the link that it has printed")]
+    #[error("the console is not served under this host name: use the link that the console has printed")]
     OtherHost,
-    #[error("the console does not serve this host; its option --host names those that it serves")]
+    #[error("the console does not serve this host; the option --host of the console sets the served hosts")]
     UnknownHost,
-    #[error("the console reads with GET and writes with POST")]
+    #[error("the console accepts only GET and POST")]
     Method,
-    #[error("a request of another site is not served")]
+    #[error("requests from other sites are refused")]
     OtherSite,
-    #[error("the body has to be application/json")]
+    #[error("the content type of the body must be application/json")]
     ContentType,
-    #[error("there is no such session: use the link that the console has printed")]
+    #[error("the session does not exist: use the link that the console has printed")]
     NoSession,
     #[error("the request lacks the header {SESSION}, which the console's own pages send")]
     NoHeader,

@@ -17,7 +17,7 @@ const LENGTH: usize = 32;
 
 /// Error: the operating system has no random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the system has no random numbers")]
+#[error("the system provides no random numbers")]
 pub(super) struct NoRandom;
 
 /// Valid keys. Only their digests are kept, so that the duration of a lookup does not reveal how much of a guess is

@@ -109,7 +109,7 @@ async fn link_is_good_for_one_session() {
     assert_eq!(response.status(), 403);
     assert_eq!(
         body["error"],
-        "this link was used before: each link of the console works once"
+        "this link was already used: each link of the console works only once"
     );
     let (response, body) = send(&local, writing("/api/link", Some(session), json!({}))).await;
     assert_eq!(response.status(), 200);

@@ -176,7 +176,7 @@ impl FollowedDrain {
             return Vec::new();
         }
         (self.exit, self.shown.end) = (Some(Exit::Cancelled), Some(DrainEnd::Cancelled));
-        let message = "the maintenance was canceled by somebody else".into();
+        let message = "the maintenance was cancelled by another client".into();
         vec![self.event(now, "Open", "MaintenanceStopped", message)]
     }
 
@@ -225,7 +225,7 @@ mod tests {
                 json!({}),
                 true,
                 Exit::Cancelled,
-                "worker-1 - Open MaintenanceStopped the maintenance was canceled by somebody else",
+                "worker-1 - Open MaintenanceStopped the maintenance was cancelled by another client",
             ),
         ] {
             let mut course = FollowedDrain::new("worker-1");

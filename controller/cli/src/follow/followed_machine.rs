@@ -67,7 +67,9 @@ pub(crate) async fn follow(
         tokio::select! {
             change = seen.recv() => match change {
                 Some(Change::Failed(failure)) => return Err(failure),
-                Some(Change::Unreachable(_, cause)) => eprintln!("nothing new for a while: the API server is not reached ({cause})"),
+                Some(Change::Unreachable(_, cause)) => {
+                    eprintln!("no updates: the API server cannot be reached ({cause})");
+                }
                 Some(change) => {
                     let event = followed.take(change, name, clock::now());
                     if let Some(event) = event.filter(|_| screen.is_none()) {
@@ -79,12 +81,12 @@ pub(crate) async fn follow(
             () = sleep_until(tick.min(deadline)) => {}
             _ = resized.recv() => {}
             _ = interrupt.recv() => {
-                eprintln!("the migration goes on");
+                eprintln!("the migration continues");
                 return Ok(Exit::Done);
             }
         }
         if deadline <= Instant::now() && followed.exit().is_none() {
-            eprintln!("the migration was not over in time, and goes on");
+            eprintln!("the migration did not end within the timeout, and continues");
             return Ok(Exit::NotInTime);
         }
     }

@@ -93,7 +93,7 @@ impl Show {
     /// Reports that the API server cannot be reached. A block shows this itself.
     pub(super) fn unreachable(&mut self, cause: &str) {
         if !self.is_block() {
-            eprintln!("nothing new for a while: the API server is not reached ({cause}); the drain goes on without it");
+            eprintln!("no updates: the API server cannot be reached ({cause}); the drain continues in the cluster");
         }
     }
 

@@ -43,7 +43,7 @@ fn migration() -> Value {
 /// Returns a cluster in which one guest moves away from a node and another one blocks the drain.
 fn cluster() -> ApiServer {
     let guests = [
-        guest("cache", "Blocked", "it cannot be migrated"),
+        guest("cache", "Blocked", "the guest cannot be migrated"),
         guest("web", "Moving", "its migration is under way"),
     ];
     ApiServer::start(vec![
@@ -116,7 +116,7 @@ fn interrupt_ends_the_view_and_names_the_way_back() {
     let seen = window.until("Ctrl-C ends this view");
     assert!(seen.contains("worker-1  emptying"), "{seen}");
     window.interrupt();
-    window.until("the drain goes on; to cancel it: kubectl drydock maintenance stop worker-1");
+    window.until("the drain continues; to cancel it: kubectl drydock maintenance stop worker-1");
     assert!(!window.written.contains("\x1b[1;31m"), "{:?}", window.written);
     assert_eq!(window.close().0, Some(0));
 }

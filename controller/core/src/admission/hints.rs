@@ -46,10 +46,10 @@ const fn only(value: &'static str, field: &'static str, why: &'static str) -> Hi
     }
 }
 
-const SPEED: &str = "requests speed, not something that the guest sees";
-const NO_CPUS_ADDED: &str = "limits how many CPUs may be added while the guest runs; Drydock adds none";
-const NO_MEMORY_ADDED: &str = "limits how much memory may be added while the guest runs; Drydock adds none";
-const ALWAYS: &str = "guests have it anyway";
+const SPEED: &str = "affects only the speed; the guest does not see the difference";
+const NO_CPUS_ADDED: &str = "limits CPU hotplug, which Drydock does not support";
+const NO_MEMORY_ADDED: &str = "limits memory hotplug, which Drydock does not support";
+const ALWAYS: &str = "guests always have this property";
 
 /// All hints.
 pub const HINTS: [Hint; 19] = [
@@ -63,22 +63,22 @@ pub const HINTS: [Hint; 19] = [
     any("spec.domain.devices.disks[].io", SPEED),
     any(
         "spec.domain.devices.disableHotplug",
-        "forbids adding disks while the guest runs; Drydock adds none",
+        "forbids disk hotplug, which Drydock does not support",
     ),
     any(
         "spec.domain.resources.overcommitGuestOverhead",
-        "is about the pod's request only; what a guest needs beside its memory is always requested",
+        "affects only the pod's memory request; the pod always requests the overhead of the guest",
     ),
     only(
         "stop",
         "spec.domain.devices.disks[].errorPolicy",
-        "is what happens anyway: the guest is paused",
+        "is Drydock's behaviour: the guest is paused",
     ),
     only("closed", "spec.domain.devices.disks[].cdrom.tray", ALWAYS),
     only(
         "true",
         "spec.domain.devices.logSerialConsole",
-        "is what happens anyway: the serial port's output is in the pod's log",
+        "is Drydock's behaviour: the output of the serial port is in the pod's log",
     ),
     only("up", "spec.domain.devices.interfaces[].state", ALWAYS),
     only("true", "spec.domain.features.acpi.enabled", ALWAYS),
@@ -86,18 +86,18 @@ pub const HINTS: [Hint; 19] = [
     only(
         "false",
         "spec.domain.firmware.bootloader.bios.useSerial",
-        "is how firmware is anyway",
+        "is a property that the firmware always has",
     ),
     only(
         "false",
         "spec.domain.firmware.bootloader.efi.persistent",
-        "is what happens anyway: the variables are those of a new machine when the guest starts in a new pod",
+        "is Drydock's behaviour: a guest that starts in a new pod has the variables of a new machine",
     ),
     Hint {
         kind: AdmittedKind::Machine,
         field: "spec.updateVolumesStrategy",
         accepted: Accepted::Only("Replacement"),
-        why: "is what happens anyway: other volumes are used from the next start on",
+        why: "is Drydock's behaviour: changed volumes are used from the next start on",
     },
 ];
 

@@ -55,7 +55,7 @@ pub fn prepared(raw: &Value) -> Option<Value> {
 pub(super) fn check(raw: &Value, refusals: &mut RefusalList) {
     let at = At::root("spec.vmiName");
     match raw.pointer("/spec/vmiName").and_then(Value::as_str) {
-        None | Some("") => refusals.required(&at, "the VirtualMachineInstance that is to move"),
+        None | Some("") => refusals.required(&at, "the VirtualMachineInstance to migrate"),
         Some(name) => reference(name, &at, refusals),
     }
     if let Some(labels) = raw.pointer("/spec/addedNodeSelector") {

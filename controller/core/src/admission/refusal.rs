@@ -175,7 +175,7 @@ impl RefusalList {
 
     /// Refuses a value that cannot be parsed.
     pub(super) fn malformed(&mut self, at: &At, why: &str) {
-        let message = format!("{at} cannot be read: {why}");
+        let message = format!("{at} cannot be parsed: {why}");
         self.add(AdmissionReason::Malformed, at, message);
     }
 
@@ -195,7 +195,7 @@ impl RefusalList {
     /// Refuses a value that is used twice.
     pub(super) fn duplicate(&mut self, at: &At, value: impl fmt::Display, first: &At) {
         let value = cut(&value.to_string());
-        let message = format!("{at}: `{value}` is used already by {first}");
+        let message = format!("{at}: `{value}` is already used by {first}");
         self.add(AdmissionReason::Duplicate, at, message);
     }
 
@@ -213,7 +213,7 @@ impl RefusalList {
 
     /// Refuses values that are valid on their own but not in combination.
     pub(super) fn impossible(&mut self, at: &At, why: &str) {
-        let message = format!("{at} cannot be had: {why}");
+        let message = format!("{at} is invalid: {why}");
         self.add(AdmissionReason::NotAllowed, at, message);
     }
 

@@ -55,7 +55,7 @@ pub(super) fn check(raw: &Value, kind: AdmittedKind, refusals: &mut RefusalList)
 fn template(raw: &Value, refusals: &mut RefusalList) {
     let at = At::root("spec.template");
     let Some(template) = raw.pointer("/spec/template").filter(|template| template.is_object()) else {
-        return refusals.required(&at, "it describes the instance");
+        return refusals.required(&at, "the template describes the instance");
     };
     name_rules::labels(template.get("metadata"), &at.field("metadata"), refusals);
     annotations::check(template.get("metadata"), &at.field("metadata"), refusals);
@@ -65,7 +65,7 @@ fn template(raw: &Value, refusals: &mut RefusalList) {
 /// Checks the spec of an instance, in the instance itself or in a template.
 fn instance(raw: Option<&Value>, at: &At, refusals: &mut RefusalList) {
     let Some(raw) = raw.filter(|spec| spec.is_object()) else {
-        return refusals.required(at, "it describes the instance");
+        return refusals.required(at, "the spec describes the instance");
     };
     // All components read the spec with these types: a spec that does not parse here does not parse anywhere.
     let spec: VirtualMachineInstanceSpec = match serde_json::from_value(raw.clone()) {

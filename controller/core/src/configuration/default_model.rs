@@ -62,8 +62,8 @@ pub fn choose<'a>(
     // The same model may have been accepted while no node had reported its models.
     let last_good = last_good.filter(|good| *good != model);
     verdict.message += &match last_good {
-        Some(good) => format!("; virtual machines that name no model get {good}, as before"),
-        None => "; virtual machines that name no model get that of their architecture".into(),
+        Some(good) => format!("; virtual machines without a CPU model still get {good}"),
+        None => "; virtual machines without a CPU model get the default model of their architecture".into(),
     };
     ModelChoice {
         model: last_good.map(Into::into),
@@ -119,7 +119,7 @@ fn judge<'a>(
         } else {
             format!(" (did you mean {}?)", suggested.join(", "))
         };
-        let allowed = format!("a CPU model that libvirt knows on some node{near}");
+        let allowed = format!("a CPU model that libvirt lists on at least one node{near}");
         return refused("CPUModelUnknown", allowed);
     }
     let (status, reason) = if offering == 0 {
@@ -129,11 +129,11 @@ fn judge<'a>(
     };
     let message = if offering == 0 {
         format!(
-            "no node can give guests the CPU model {model}, the model of virtual machines that name none: they start \
-             once there is such a node"
+            "no node offers the default CPU model {model}; virtual machines without a CPU model start once a node \
+             offers the default model"
         )
     } else {
-        format!("{offering} of {inspected} nodes can give guests the CPU model {model}")
+        format!("{offering} of {inspected} nodes offer the CPU model {model}")
     };
     ModelVerdict {
         accepted: true,
@@ -229,16 +229,16 @@ mod tests {
             chosen("max", None, &nodes),
         ];
         insta::assert_snapshot!(rows.join("\n"), @r"
-        Icelake-Server | True NodesOfferModel: 1 of 2 nodes can give guests the CPU model Icelake-Server
-        Icelake-Server-v1 | True NodesOfferModel: 1 of 2 nodes can give guests the CPU model Icelake-Server-v1
-        - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get that of their architecture
-        Penryn | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get Penryn, as before
-        - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get that of their architecture
-        - | False CPUModelUnknown: spec.defaultCPUModel: `Itanium` is not allowed; allowed: a CPU model that libvirt knows on some node; virtual machines that name no model get that of their architecture
-        - | False CPUModelUnknown: spec.defaultCPUModel: `cortex-a57` is not allowed; allowed: a CPU model that libvirt knows on some node; virtual machines that name no model get that of their architecture
-        SapphireRapids | False NoNodeOffersModel: no node can give guests the CPU model SapphireRapids, the model of virtual machines that name none: they start once there is such a node
-        Penryn | False CPUModelObsolete: spec.defaultCPUModel: `qemu64` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get Penryn, as before
-        - | False CPUModelObsolete: spec.defaultCPUModel: `Westmere` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get that of their architecture
+        Icelake-Server | True NodesOfferModel: 1 of 2 nodes offer the CPU model Icelake-Server
+        Icelake-Server-v1 | True NodesOfferModel: 1 of 2 nodes offer the CPU model Icelake-Server-v1
+        - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt lists on at least one node (did you mean Icelake-Server?); virtual machines without a CPU model get the default model of their architecture
+        Penryn | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt lists on at least one node (did you mean Icelake-Server?); virtual machines without a CPU model still get Penryn
+        - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt lists on at least one node (did you mean Icelake-Server?); virtual machines without a CPU model get the default model of their architecture
+        - | False CPUModelUnknown: spec.defaultCPUModel: `Itanium` is not allowed; allowed: a CPU model that libvirt lists on at least one node; virtual machines without a CPU model get the default model of their architecture
+        - | False CPUModelUnknown: spec.defaultCPUModel: `cortex-a57` is not allowed; allowed: a CPU model that libvirt lists on at least one node; virtual machines without a CPU model get the default model of their architecture
+        SapphireRapids | False NoNodeOffersModel: no node offers the default CPU model SapphireRapids; virtual machines without a CPU model start once a node offers the default model
+        Penryn | False CPUModelObsolete: spec.defaultCPUModel: `qemu64` is not allowed; allowed: a CPU model that is not obsolete; virtual machines without a CPU model still get Penryn
+        - | False CPUModelObsolete: spec.defaultCPUModel: `Westmere` is not allowed; allowed: a CPU model that is not obsolete; virtual machines without a CPU model get the default model of their architecture
         Icelake-Sever | Unknown NoNodes: no node has reported its CPU models, so it is unknown whether Icelake-Sever exists
         Icelake-Sever | Unknown NoNodes: no node has reported its CPU models, so it is unknown whether Icelake-Sever exists
         host-model | no verdict

@@ -67,7 +67,7 @@ pub(super) fn live_migration(parsed: &mut Parsed, from: &LiveMigrationConfig, pa
             None => parsed.refuse(
                 format!("{path}.bandwidthPerMigration"),
                 text,
-                "a quantity of bytes a second such as 64Mi; 0 for no limit",
+                "a quantity of bytes per second such as 64Mi; 0 for no limit",
             ),
         }
     }

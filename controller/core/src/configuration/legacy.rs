@@ -145,7 +145,7 @@ fn read_migrations(parsed: &mut Parsed, text: &str) {
             ),
             Expected::Boolean => (text.parse::<bool>().ok().map(Value::from), "true or false"),
             Expected::Quantity => (Some(Value::from(text.clone())), "a quantity"),
-            Expected::Text => (value.as_str().map(Value::from), "a text"),
+            Expected::Text => (value.as_str().map(Value::from), "a string"),
         };
         match read {
             Some(read) => {

@@ -45,8 +45,11 @@ impl NotInForce {
     /// Returns the reason as a human-readable sentence.
     pub fn sentence(&self, namespaces: &[String]) -> String {
         match self {
-            Self::Namespace => format!("configuration is read from the namespaces {}", namespaces.join(", ")),
-            Self::Superseded(other) => format!("{other} comes first and is in force"),
+            Self::Namespace => format!(
+                "the configuration is read only from the namespaces {}",
+                namespaces.join(", ")
+            ),
+            Self::Superseded(other) => format!("{other} takes precedence and is in force"),
         }
     }
 }

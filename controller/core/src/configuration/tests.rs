@@ -133,7 +133,7 @@ fn invalid_values_are_named_with_field_and_allowed_values() {
     data.migrations.parallelMigrationsPerCluster: `many` is not allowed; allowed: a whole number of at least 0
     data.migrations.allowPostCopy: `perhaps` is not allowed; allowed: true or false
     data.migrations.parallelOutboundMigrationsPerNode: `0` is not allowed; allowed: 1 to 10000
-    data.migrations.bandwidthPerMigration: `fast` is not allowed; allowed: a quantity of bytes a second such as 64Mi; 0 for no limit
+    data.migrations.bandwidthPerMigration: `fast` is not allowed; allowed: a quantity of bytes per second such as 64Mi; 0 for no limit
     data.migrations.maxDowntimeMs: `2000001` is not allowed; allowed: milliseconds from 1 to 2000000
     data.migrations.nodeDrainTaintKey: `a b` is not allowed; allowed: a taint key such as kubevirt.io/drain
     ");

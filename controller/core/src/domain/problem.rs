@@ -5,13 +5,13 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DomainProblem {
     /// Drydock does not run guests of this architecture.
-    #[error("guests of architecture `{0}` cannot be run; only x86_64 can")]
+    #[error("guests of architecture `{0}` are not supported; supported: x86_64")]
     UnsupportedArchitecture(String),
     /// The machine type has no PCI Express, or is of another architecture.
-    #[error("machine type `{0}` cannot be run; `q35` and its versions can")]
+    #[error("machine type `{0}` is not supported; supported: `q35` and its versions")]
     UnsupportedMachine(String),
     /// The spec does not set the guest's memory.
-    #[error("the guest's memory is not set: neither memory.guest nor a request or limit of memory")]
+    #[error("the guest's memory is not set: neither memory.guest nor a memory request or limit is set")]
     NoMemory,
     /// The amount of memory is invalid.
     #[error("`{0}` is not an amount of memory; it must be a quantity of at least 1Mi and below 8Pi")]
@@ -20,13 +20,13 @@ pub enum DomainProblem {
     #[error("`{0}` is not a UUID")]
     BadUuid(String),
     /// The guest has no CPUs, or more than the machine type supports.
-    #[error("the guest would have {0} CPUs; 1 to 255 are possible")]
+    #[error("the guest would have {0} CPUs; 1 to 255 are supported")]
     BadCpuCount(u64),
     /// The guest requires a feature that is masked on the node.
     #[error("the guest requires CPU feature `{0}`, which is masked on this node")]
     FeatureMasked(String),
-    /// A timer has a setting that it does not support.
-    #[error("timer `{timer}` cannot have {setting}")]
+    /// A timer has a setting that this timer does not support.
+    #[error("timer `{timer}` does not support {setting}")]
     BadTimer {
         /// Name of the timer in the manifest.
         timer: &'static str,
@@ -34,7 +34,7 @@ pub enum DomainProblem {
         setting: String,
     },
     /// Two disks have the same name.
-    #[error("disk `{0}` is there twice")]
+    #[error("disk `{0}` is defined twice")]
     DuplicateDisk(String),
     /// The launcher has not prepared a disk.
     #[error("disk `{0}` has not been prepared")]
@@ -51,16 +51,16 @@ pub enum DomainProblem {
     #[error("`{0}` cannot be both a disk and a CD-ROM")]
     AmbiguousDisk(String),
     /// A CD-ROM is on a bus without CD-ROM drives.
-    #[error("CD-ROM `{0}` cannot be on bus virtio; sata and scsi are possible")]
+    #[error("CD-ROM `{0}` cannot be on bus virtio; supported: sata, scsi")]
     BadCdRomBus(String),
     /// A read-only disk is on a bus that supports only writable disks.
-    #[error("disk `{0}` cannot be read-only on bus sata; virtio and scsi are possible")]
+    #[error("disk `{0}` cannot be read-only on bus sata; supported: virtio, scsi")]
     ReadOnlySataDisk(String),
     /// QEMU does not accept the serial number of a disk.
-    #[error("the serial number of disk `{0}` may have letters, digits, spaces, `.`, `+`, `-` and `_` only")]
+    #[error("the serial number of disk `{0}` may contain only letters, digits, spaces, `.`, `+`, `-` and `_`")]
     BadDiskSerial(String),
     /// Two devices have the same position in the boot order, or a device has position 0.
-    #[error("place {0} in the order of booting is 0 or given twice")]
+    #[error("boot order {0} is not allowed; boot orders start at 1 and are unique")]
     BadBootOrder(u32),
     /// An interface has a MAC address that a network card cannot have.
     #[error("interface `{interface}` cannot have MAC address `{address}`")]
@@ -71,7 +71,7 @@ pub enum DomainProblem {
         address: String,
     },
     /// A port of an interface is invalid.
-    #[error("interface `{interface}` has port {port}; 1 to 65535 are possible")]
+    #[error("interface `{interface}` has port {port}; allowed: 1 to 65535")]
     BadPort {
         /// Name of the interface.
         interface: String,
@@ -82,7 +82,7 @@ pub enum DomainProblem {
     #[error("there are too many devices on bus {0}")]
     TooManyDevices(&'static str),
     /// A text has characters that XML cannot represent, or that are invisible.
-    #[error("a text for `{place}` has control characters: {text:?}")]
+    #[error("the text of `{place}` contains control characters: {text:?}")]
     ControlCharacters {
         /// The element or attribute of libvirt's XML.
         place: String,

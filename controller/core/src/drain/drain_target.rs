@@ -70,8 +70,10 @@ pub(super) fn state(guest: &DrainedGuest<'_>, now: Timestamp) -> (EvacuationStat
         return (EvacuationState::Blocked(EvacuationCause::NoTarget, lack), None);
     }
     let from = shut_down_from(guest.instance, guest.strategy).filter(|from| now < *from);
-    let message =
-        format!("{lack}; it is shut down once its pod is evicted, and started elsewhere if its machine requires it");
+    let message = format!(
+        "{lack}; the guest is shut down when its pod is evicted, and started elsewhere if its \
+         VirtualMachine requires it"
+    );
     (EvacuationState::ShuttingDown(EvacuationCause::NoTarget, message), from)
 }
 

@@ -60,7 +60,7 @@ impl Situation {
         let is_next = matches!(self.state, Some(EvacuationState::ToBeMarked | EvacuationState::MayGo));
         if is_next {
             let message = format!(
-                "the API server refuses to have it moved ({}); it is tried again",
+                "the API server rejects the request to move the guest ({}); the request is retried",
                 refused.message
             );
             self.state = Some(EvacuationState::Blocked(EvacuationCause::Refused, message));
@@ -84,12 +84,12 @@ impl Situation {
             EvacuationState::ToBeMarked => (
                 RemainingState::Waiting,
                 EvacuationCause::Migration,
-                "it is about to be marked to leave the node".into(),
+                "the guest is about to be marked for evacuation".into(),
             ),
             EvacuationState::MayGo => (
                 RemainingState::Waiting,
                 EvacuationCause::Migration,
-                "its migration is about to be made".into(),
+                "the guest's migration is about to be created".into(),
             ),
             EvacuationState::Moving(message) => (RemainingState::Moving, EvacuationCause::Migration, message),
             EvacuationState::Waiting(why, message) => (RemainingState::Waiting, why, message),
@@ -121,7 +121,7 @@ pub(super) fn situation(guest: &DrainedGuest<'_>, marks: NodeMarks, attempts: At
         };
     }
     if is_finished(instance) {
-        let deleted = || EvacuationState::ShuttingDown(EvacuationCause::Deleted, "it is being shut down".into());
+        let deleted = || EvacuationState::ShuttingDown(EvacuationCause::Deleted, "the guest is being shut down".into());
         return Situation {
             state: (marks != NodeMarks::default() || marked == node).then(deleted),
             requester: marks.own_request(),
@@ -247,7 +247,7 @@ fn unrequested(guest: &DrainedGuest<'_>, now: Timestamp) -> EvacuationState {
         return under_way(migration);
     }
     if wants_mark(guest.instance, guest.strategy, guest.made, now) {
-        let message = "no request to leave: a cordon alone moves nothing, kubectl drain does".into();
+        let message = "no evacuation is requested: a cordon alone moves no guests, kubectl drain does".into();
         return EvacuationState::Waiting(EvacuationCause::NotRequested, message);
     }
     stays(guest)
@@ -258,7 +258,7 @@ pub(super) fn stays(guest: &DrainedGuest<'_>) -> EvacuationState {
     match (not_migrated(guest), &guest.held_by) {
         (EvacuationState::ShuttingDown(..), Some(pdb)) => EvacuationState::Blocked(
             EvacuationCause::DisruptionBudget,
-            format!("the PodDisruptionBudget {pdb} allows no eviction of its pod now"),
+            format!("the PodDisruptionBudget {pdb} currently allows no eviction of the guest's pod"),
         ),
         (state, _) => state,
     }
@@ -270,22 +270,23 @@ fn not_migrated(guest: &DrainedGuest<'_>) -> EvacuationState {
         (EvictionStrategy::LiveMigrate, Migratable::No { reason, message }) if !restarts => EvacuationState::Blocked(
             EvacuationCause::NotMigratable,
             format!(
-                "it cannot be migrated ({reason}: {message}); shut it down, or annotate it \
-                 drydock.dev/evacuation-fallback: restart"
+                "the guest cannot be migrated ({reason}: {message}); shut the guest down, or annotate the \
+                 VirtualMachineInstance with drydock.dev/evacuation-fallback: restart"
             ),
         ),
         (EvictionStrategy::LiveMigrate, Migratable::NotKnown) if !restarts => EvacuationState::Blocked(
             EvacuationCause::NotKnownYet,
-            "its agent has not reported whether it can be migrated".into(),
+            "the node's agent has not reported whether the guest can be migrated".into(),
         ),
         (EvictionStrategy::LiveMigrate | EvictionStrategy::LiveMigrateIfPossible, _) => EvacuationState::ShuttingDown(
             EvacuationCause::Restart,
-            "it cannot be migrated: it is shut down once its pod is evicted, and started elsewhere if its machine requires it"
+            "the guest cannot be migrated: it is shut down when its pod is evicted, and started elsewhere if its \
+             VirtualMachine requires it"
                 .into(),
         ),
         (EvictionStrategy::None | EvictionStrategy::External, _) => EvacuationState::ShuttingDown(
             EvacuationCause::NotProtected,
-            "its eviction strategy is None: it is shut down once its pod is evicted".into(),
+            "the eviction strategy is None: the guest is shut down when its pod is evicted".into(),
         ),
     }
 }
@@ -305,21 +306,21 @@ pub(super) fn state(
         return (under_way(migration), None);
     }
     if is_pod_terminating(guest.instance) {
-        let message = "its pod is being deleted, which shuts it down".into();
+        let message = "the guest's pod is being deleted, which shuts the guest down".into();
         return (
             EvacuationState::ShuttingDown(EvacuationCause::PodTerminating, message),
             None,
         );
     }
     if guest.strategy == EvictionStrategy::External {
-        let message = "its eviction strategy is External: something else than Drydock is to move it".into();
+        let message = "the eviction strategy is External: a component other than Drydock must move the guest".into();
         return (EvacuationState::Waiting(EvacuationCause::External, message), None);
     }
     match Migratable::of(guest.instance) {
         Migratable::Yes => {}
         Migratable::NotKnown => {
             let end = crate::eviction::grace_end(guest.made).filter(|end| now < *end);
-            let message = "its agent has not reported yet whether it can be migrated".into();
+            let message = "the node's agent has not yet reported whether the guest can be migrated".into();
             let state = if end.is_some() {
                 EvacuationState::Waiting(EvacuationCause::NotKnownYet, message)
             } else {
@@ -357,16 +358,17 @@ fn waits_until(evacuation: &Evacuation, attempts: Attempts, until: Timestamp) ->
     let why = match last.map(|failure| (failure.reason.as_deref(), failure.message.as_deref())) {
         Some((Some(reason), Some(message))) => format!("{reason}: {message}"),
         Some((Some(why), None) | (None, Some(why))) => why.to_owned(),
-        _ => "for no stated reason".into(),
+        _ => "no reason reported".into(),
     };
     let failures = evacuation.failures;
     match last {
         Some(last) if last.outdated => format!(
-            "{failures} attempts have failed ({why}); something that decides has changed, and the next one is made at {until}"
+            "{failures} migration attempts have failed ({why}); after a relevant change of nodes, guest or \
+             configuration, the next attempt is made at {until}"
         ),
         _ => format!(
-            "{failures} of {} attempts have failed ({why}); the next one is made at {until}, or once something changes that \
-             decides about it",
+            "{failures} of {} migration attempts have failed ({why}); the next attempt is made at {until}, or earlier \
+             after a relevant change of nodes, guest or configuration",
             attempts.most
         ),
     }
@@ -389,7 +391,7 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> EvacuationState {
                 EvacuationState::Waiting(EvacuationCause::Queued(reason), message)
             }
         }
-        None => EvacuationState::Moving(format!("migration {name} moves it")),
+        None => EvacuationState::Moving(format!("migration {name} is moving the guest")),
     }
 }
 

@@ -54,11 +54,11 @@ impl Drained {
     /// Returns the human-readable message. It contains no counts, so it changes as rarely as the reason.
     pub fn message(self) -> &'static str {
         match self {
-            Self::Yes => "nothing is left to be moved: it is safe to switch the node off",
-            Self::NotRequested => "the node takes new pods",
-            Self::GuestsLeft(_) => "virtual machines are on the node; the Hypervisor of its name lists them",
-            Self::GuestsArriving(_) => "virtual machines are on their way to the node",
-            Self::PodsLeft(_) => "pods are on the node that a drain would evict",
+            Self::Yes => "nothing is left on the node that a drain would move: the node is safe to power off",
+            Self::NotRequested => "the node accepts new pods",
+            Self::GuestsLeft(_) => "virtual machines are on the node, as listed in the Hypervisor of the same name",
+            Self::GuestsArriving(_) => "virtual machines are migrating to the node",
+            Self::PodsLeft(_) => "the node has pods that a drain would evict",
             Self::NotKnown => "the pods on the node are not known yet",
         }
     }

@@ -33,8 +33,8 @@ pub fn is_requested(node: &Node) -> bool {
 /// Returns the preview's note about the drain taint with this key: the taint's effect decides whether guests move.
 pub fn taint_note(key: &str) -> String {
     format!(
-        "guests move by the taint {key} with the effect NoSchedule only: with NoExecute Kubernetes deletes their pods, which \
-         shuts them down"
+        "the taint {key} moves guests only with the effect NoSchedule: with NoExecute, Kubernetes deletes the pods of \
+         the guests, which shuts the guests down"
     )
 }
 
@@ -86,7 +86,9 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &DrainInput<'_>) -> Vec<String>
     )];
     if let Some(end) = end {
         let seconds = end.duration_since(cluster.now).as_secs();
-        lines.push(format!("the last of them would have moved in about {seconds} s"));
+        lines.push(format!(
+            "the last virtual machine would have moved after about {seconds} s"
+        ));
     }
     let mut sorted: Vec<_> = left.iter().map(|(instance, report)| (*instance, report)).collect();
     sorted.sort_by(|(_, one), (_, other)| {

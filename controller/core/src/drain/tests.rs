@@ -634,7 +634,7 @@ fn changed_circumstances_end_a_back_off_once() {
         assert!(!goes, "{message}");
         assert!(
             message.starts_with(
-                "1 of 10 attempts have failed (TargetRefused: node b masks avx2); the next one is made at"
+                "1 of 10 migration attempts have failed (TargetRefused: node b masks avx2); the next attempt is made at"
             ),
             "{message}"
         );
@@ -654,7 +654,7 @@ fn changed_circumstances_end_a_back_off_once() {
         let all = [failed("1", noted), again];
         let (after, goes, message) = planned(&web, &all, "unmasked");
         assert!(
-            !goes && message.starts_with("2 of 10 attempts have failed"),
+            !goes && message.starts_with("2 of 10 migration attempts have failed"),
             "{message}"
         );
         let (_, goes, message) = planned(&after, &all, "unmasked");
@@ -953,7 +953,7 @@ fn departure_outlook_decides_the_drain_of_a_guest() {
             &no,
             LiveMigrateIfPossible,
             DepartureOutlook::Unknown,
-            (RemainingState::ShuttingDown, "by its condition; it is", 0),
+            (RemainingState::ShuttingDown, "by its condition; the guest is", 0),
         ),
         // The current evaluation takes precedence over the condition.
         (&no, LiveMigrate, fits(), (RemainingState::Waiting, "Migration", 1)),
@@ -962,13 +962,13 @@ fn departure_outlook_decides_the_drain_of_a_guest() {
             &yes,
             LiveMigrateIfPossible,
             nowhere(),
-            (RemainingState::ShuttingDown, "anyway; it is shut down", 0),
+            (RemainingState::ShuttingDown, "anyway; the guest is shut down", 0),
         ),
         (
             &falls_back,
             LiveMigrate,
             nowhere(),
-            (RemainingState::ShuttingDown, "anyway; it is shut down", 0),
+            (RemainingState::ShuttingDown, "anyway; the guest is shut down", 0),
         ),
         (
             &yes,
@@ -1074,7 +1074,8 @@ fn guests_that_are_to_be_migrated_compete_for_room() {
 #[test]
 fn preview_lists_moves_and_blockers() {
     let moves = instance("moves", |instance| {
-        let found = json!({"type": "MigrationTargetAvailable", "status": "True", "message": "node b could take it"});
+        let found =
+            json!({"type": "MigrationTargetAvailable", "status": "True", "message": "node b could run the guest"});
         instance["status"]["conditions"].as_array_mut().unwrap().push(found);
     });
     let bare = instance("bare", |_| {});
@@ -1106,7 +1107,7 @@ fn preview_lists_moves_and_blockers() {
         lines[1].starts_with("n/stuck would block (NotMigratable: "),
         "{lines:?}"
     );
-    assert_eq!(lines[2], "n/moves would move (node b could take it)");
+    assert_eq!(lines[2], "n/moves would move (node b could run the guest)");
     assert!(
         lines[3].starts_with("n/bare would be shut down (ShutDownWhenEvicted: "),
         "{lines:?}"

@@ -117,14 +117,15 @@ pub fn conflict(
         (Some(pdb), _) => (
             "PodSelectedByAnotherPDB",
             format!(
-                "PodDisruptionBudget {pdb} selects its pod; with two budgets for one pod Kubernetes fails \
-                 evictions with an error, so none is created for it, and only the webhook protects it"
+                "PodDisruptionBudget {pdb} selects the virtual machine's pod; Kubernetes fails evictions of a pod with \
+                 two PodDisruptionBudgets, so Drydock creates none for this pod, and only the webhook protects the pod"
             ),
         ),
         (None, Some(complaint)) => (
             "BudgetRefused",
             format!(
-                "the API server does not make a PodDisruptionBudget for its pod ({complaint}), so that only the webhook protects it"
+                "the API server rejects the PodDisruptionBudget for the virtual machine's pod ({complaint}), so only \
+                 the webhook protects the pod"
             ),
         ),
         (None, None) => return None,

@@ -235,7 +235,7 @@ fn readiness_by_launcher_decides_ready_and_gate() {
         ready,
         message: message.into(),
     };
-    let not_yet = "its readiness probe has not succeeded";
+    let not_yet = "the guest's readiness probe has not succeeded";
     for (state, readiness, open, expected) in [
         (GuestState::Running, None, false, (false, not_yet.to_owned())),
         (
@@ -321,7 +321,7 @@ fn reason_of_the_controller_is_no_difference_of_a_ready_guest() {
     };
     let of_the_controller = stored(&|ready| {
         ready.reason = Some("GuestNotRunning".into());
-        ready.message = Some("the guest does not run yet".into());
+        ready.message = Some("the guest is not running yet".into());
     });
     assert!(!differs(&of_the_controller, &wanted));
     assert!(differs(&stored(&|ready| ready.status = "False".into()), &wanted));

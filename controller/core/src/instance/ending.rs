@@ -119,7 +119,7 @@ pub fn ended(pod: &Pod) -> Option<EndedGuest> {
     refused.then(|| EndedGuest {
         outcome: Some(GuestOutcome::NotStarted),
         message: if kubelet.is_empty() {
-            "its pod ended before its container started".into()
+            "the guest's pod ended before its container started".into()
         } else {
             kubelet
         },

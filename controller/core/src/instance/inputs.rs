@@ -22,8 +22,8 @@ pub fn unmounted(message: &str, namespace: &str) -> Option<String> {
         .map_or((None, message), |(volume, cause)| (Some(volume), cause));
     let missing = missing(cause, namespace);
     Some(match (volume, missing) {
-        (Some(volume), Some(missing)) => format!("volume {volume}: {missing}; the guest starts once it is there"),
-        (None, Some(missing)) => format!("{missing}; the guest starts once it is there"),
+        (Some(volume), Some(missing)) => format!("volume {volume}: {missing}; the guest starts once this is fixed"),
+        (None, Some(missing)) => format!("{missing}; the guest starts once this is fixed"),
         _ => message.to_owned(),
     })
 }
@@ -33,13 +33,13 @@ fn missing(cause: &str, namespace: &str) -> Option<String> {
     for (prefix, kind) in [("secret", "Secret"), ("configmap", "ConfigMap")] {
         if let Some(rest) = cause.strip_prefix(prefix) {
             let name = rest.strip_prefix(" \"")?.strip_suffix("\" not found")?;
-            return Some(format!("{kind} {name} is not there in namespace {namespace}"));
+            return Some(format!("{kind} {name} does not exist in namespace {namespace}"));
         }
         let key = cause
             .strip_prefix("references non-existent ")
             .and_then(|rest| rest.strip_prefix(prefix));
         if let Some(key) = key.and_then(|rest| rest.strip_prefix(" key: ")) {
-            return Some(format!("its {kind} in namespace {namespace} has no key {key}"));
+            return Some(format!("the {kind} in namespace {namespace} has no key {key}"));
         }
     }
     None
@@ -67,19 +67,22 @@ mod tests {
             (
                 r#"MountVolume.SetUp failed for volume "user-init" : secret "login" not found"#,
                 Some(
-                    "volume user-init: Secret login is not there in namespace shop; the guest starts once it is there",
+                    "volume user-init: Secret login does not exist in namespace shop; the guest starts once this is \
+                     fixed",
                 ),
             ),
             (
                 r#"MountVolume.SetUp failed for volume "settings" : configmap "app" not found"#,
                 Some(
-                    "volume settings: ConfigMap app is not there in namespace shop; the guest starts once it is there",
+                    "volume settings: ConfigMap app does not exist in namespace shop; the guest starts once this is \
+                     fixed",
                 ),
             ),
             (
                 r#"MountVolume.SetUp failed for volume "user-init" : references non-existent secret key: userdata"#,
                 Some(
-                    "volume user-init: its Secret in namespace shop has no key userdata; the guest starts once it is there",
+                    "volume user-init: the Secret in namespace shop has no key userdata; the guest starts once this is \
+                     fixed",
                 ),
             ),
             (

@@ -269,7 +269,10 @@ fn a_missing_secret_is_reported_until_the_container_starts() {
             let message = synchronized
                 .and_then(|synchronized| synchronized.message.as_deref())
                 .unwrap();
-            assert!(message.contains("Secret login is not there in namespace"), "{message}");
+            assert!(
+                message.contains("Secret login does not exist in namespace"),
+                "{message}"
+            );
         }
     }
 }

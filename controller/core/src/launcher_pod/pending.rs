@@ -151,7 +151,7 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> StartingPod {
     }
     let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref());
     let message = format!(
-        "no scheduler has taken the pod within {} s; its schedulerName is {}",
+        "no scheduler has processed the pod within {} s; the pod's schedulerName is {}",
         UNSCHEDULED_AFTER.as_secs(),
         scheduler.unwrap_or("default-scheduler")
     );

@@ -102,11 +102,11 @@ impl DeletionReason {
     /// Returns the text that follows "deleted the instance: ".
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Halted => "the machine is halted",
-            Self::StopRequested => "this was requested",
-            Self::Finished => "its guest has shut down",
-            Self::RunAgain => "its guest has ended and is to run again",
-            Self::MachineDeleted => "the machine is deleted",
+            Self::Halted => "the run strategy is Halted",
+            Self::StopRequested => "requested by a user",
+            Self::Finished => "the guest has shut down",
+            Self::RunAgain => "the guest has ended and will be started again",
+            Self::MachineDeleted => "the virtual machine is being deleted",
         }
     }
 }

@@ -197,13 +197,16 @@ pub fn condition(stage: MaintenanceStage, maintenance: &str, now: Timestamp) -> 
             PLANNED,
             "True",
             "AdminRequested",
-            format!("NodeMaintenance {maintenance} waits for the node's Lease, which another holder has"),
+            format!(
+                "NodeMaintenance {maintenance} waits for the node's Lease, which another client holds or which cannot \
+                 be written"
+            ),
         ),
         MaintenanceStage::InProgress => (
             IN_PROGRESS,
             "True",
             "AdminRequested",
-            format!("NodeMaintenance {maintenance} requests it"),
+            format!("NodeMaintenance {maintenance} requests the maintenance"),
         ),
         MaintenanceStage::Ended => (
             IN_PROGRESS,

@@ -152,11 +152,11 @@ impl RemainingPod {
                 let message = self.last_message.as_deref().unwrap_or_default();
                 Some(format!("error when evicting pods/{name:?} -n {namespace:?}: {message}"))
             }
-            StayReason::TerminationOverdue => Some(waited("its time to end is over")),
-            StayReason::HeldByFinalizers => Some(waited("a finalizer keeps it")),
+            StayReason::TerminationOverdue => Some(waited("the pod's grace period has expired")),
+            StayReason::HeldByFinalizers => Some(waited("a finalizer blocks the deletion of the pod")),
             StayReason::NodeUnreachable => Some(waited(
-                "the node does not respond, so it is unknown whether it has ended; taint the node \
-                 node.kubernetes.io/out-of-service or delete it once it is certainly off",
+                "the node does not respond, so it is unknown whether the pod has ended; once the node is certainly \
+                 powered off, add the taint node.kubernetes.io/out-of-service to the Node, or delete the Node",
             )),
         }
     }

@@ -236,7 +236,7 @@ pub fn begun(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus, nod
     } else {
         record(&mut after, seen.group, node);
     }
-    let message = "how the node was is written down; nothing has been done to it yet";
+    let message = "the original state of the node is recorded; the node has not been changed yet";
     after.conditions = vec![condition(
         &before.conditions,
         DRAINED,
@@ -272,10 +272,10 @@ pub fn running(
         (
             ConditionStatus::True,
             DRAINED,
-            "every pod that had to leave has left".to_owned(),
+            "every pod that had to leave the node has left".to_owned(),
         )
     } else if drain.is_none() || pending.is_empty() {
-        let message = "the pods of the node are not known yet, or no news of them come in";
+        let message = "the pods on the node are not known yet, or the watch of pods is interrupted";
         (ConditionStatus::False, "PodsUnknown", message.to_owned())
     } else {
         let worst = pending
@@ -291,7 +291,7 @@ pub fn running(
             CORDONED,
             ConditionStatus::True,
             CORDONED,
-            "the node takes no new pods but those that tolerate its taints".into(),
+            "the node accepts only new pods that tolerate its taints".into(),
         ),
         lease_condition,
     ];
@@ -346,7 +346,7 @@ pub fn failed(
         }
         MaintenanceFailure::LeaseLost => {
             let attempts = before.error_on_lease_count.unwrap_or_default().max(1);
-            let holder = detail.map_or_else(String::new, |holder| format!("; {holder} holds it"));
+            let holder = detail.map_or_else(String::new, |holder| format!("; {holder} holds the Lease"));
             format!("maintenance failed: lease could not be extended after {attempts} attempts{holder}")
         }
         MaintenanceFailure::TimedOut => {
@@ -406,7 +406,8 @@ pub fn ended(
         return None;
     }
     let message = format!(
-        "the maintenance is over and the node has been given back; the object stays until its other finalizers are removed: {}",
+        "the maintenance has ended and the node has been restored; the object exists until its other finalizers are \
+         removed: {}",
         foreign.join(", ")
     );
     let mut after = before.clone();
@@ -485,7 +486,7 @@ fn lease_condition(
             new_condition(
                 ConditionStatus::True,
                 "Held",
-                "the node's Lease is held and renewed".into(),
+                "Drydock holds and renews the node's Lease".into(),
             )
         }
         LeaseReport::HeldByOther(holder) => {

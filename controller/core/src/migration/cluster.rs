@@ -155,20 +155,20 @@ impl MigrationFailure {
     /// appended to it.
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::AnotherMigration => "another migration of the VMI is not over",
+            Self::AnotherMigration => "another migration of the VMI has not ended",
             Self::InstanceMissing => "vmi does not exist.",
             Self::InstanceEnded => "vmi shutdown during migration.",
             Self::NotMigratable => "the VMI cannot be live migrated",
             Self::Canceled => "Migration failed due to being canceled",
-            Self::Overdue => "it took too long",
+            Self::Overdue => "the migration took too long",
             Self::PodRemoved => "target pod was removed during active migration.",
             Self::PodEnded => "target pod shutdown during migration",
             Self::TargetRefused => "the target cannot run the guest",
             Self::TargetLost => "the target was lost before the guest had arrived",
             Self::GuestStayed => "source node reported migration failed",
             Self::GuestEnded => "the guest ended before it had moved",
-            Self::SourceNodeGone => "the source's node is gone for good, and the guest with it",
-            Self::LostOnTarget => "the guest had left its source when the target was lost",
+            Self::SourceNodeGone => "the source node was deleted or is out of service; the guest is lost",
+            Self::LostOnTarget => "the target was lost after the guest had left the source",
         }
     }
 }

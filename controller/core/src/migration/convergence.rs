@@ -459,7 +459,7 @@ impl Monitor {
             actions.push(ConvergenceAction {
                 act: Act::Report,
                 reason: "AutoConverge",
-                sentence: format!("{}: QEMU slows the guest down", self.rates()),
+                sentence: format!("{}: QEMU throttles the guest", self.rates()),
             });
         }
         let rested = self
@@ -472,7 +472,7 @@ impl Monitor {
                 act: Act::SetDowntime(self.downtime),
                 reason: "DowntimeTooShort",
                 sentence: format!(
-                    "{}: the guest may stand still for {} ms at the end",
+                    "{}: the maximum downtime of the guest is raised to {} ms",
                     self.rates(),
                     self.downtime.as_millis()
                 ),

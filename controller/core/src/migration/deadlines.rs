@@ -129,18 +129,18 @@ impl PhaseDeadlines {
             DeadlinePhase::TargetPod { unschedulable: true } if own.unschedulable <= own.pending => (
                 own.unschedulable,
                 "TargetPodUnschedulable",
-                "no node took the target pod",
+                "the target pod was not scheduled",
             ),
             DeadlinePhase::TargetPod { .. } => (own.pending, TARGET_POD_NOT_READY, "the target pod was not ready"),
             DeadlinePhase::Preparing => (
                 own.preparing,
                 "PreparationTimedOut",
-                "source and target were not both prepared",
+                "the agent of the target node did not prepare the target",
             ),
             DeadlinePhase::Starting => (
                 own.starting,
                 "StartTimedOut",
-                "both sides were prepared, and the guest did not begin to move",
+                "the target was prepared, but the agent of the source node did not start to move the guest",
             ),
         };
         PhaseDeadline {

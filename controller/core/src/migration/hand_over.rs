@@ -72,8 +72,8 @@ pub enum HandOverRefusal {
     /// The target reports that it took over a guest that was not released.
     #[error("the target reports that it took over the guest, which was not released")]
     NotReleased,
-    /// The other side's tunnel has a later version, and its message is not understood here.
-    #[error("the other tunnel is of a later version, and its report on the guest cannot be decoded")]
+    /// The other side's tunnel has a later version, and this version does not understand its message.
+    #[error("the other tunnel has a later version, and its message about the guest cannot be decoded")]
     NotUnderstood,
 }
 

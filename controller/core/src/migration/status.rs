@@ -28,9 +28,9 @@ pub const POST_COPY: &str = "PostCopy";
 /// Reason of [`POST_COPY`], and of the side that has detected it: the memory on the source can no longer arrive.
 pub const POST_COPY_BROKEN: &str = "PostCopyBroken";
 /// Message for [`POST_COPY_BROKEN`].
-pub const POST_COPY_BROKEN_MESSAGE: &str = "the connection broke by which the rest of the guest's memory was to come after it had been switched to post-copy: \
-     the guest stands still, and cannot go on; delete the VirtualMachineInstance to end it on both nodes";
-/// Reason of [`POST_COPY`]: that part of the memory is being transferred.
+pub const POST_COPY_BROKEN_MESSAGE: &str = "the connection that transfers the remaining memory of the guest broke after the switch to post-copy: the guest \
+     is stopped and cannot continue; delete the VirtualMachineInstance to end the guest on both nodes";
+/// Reason of [`POST_COPY`]: the memory that is still on the source is being transferred.
 const SWITCHED: &str = "Switched";
 
 /// A change to the controller's part of the status.
@@ -195,9 +195,9 @@ fn post_copy(reported: &VirtualMachineInstanceMigrationStatus) -> Option<(&'stat
         .as_ref()
         .is_some_and(|source| source.mode == Some(MigrationMode::PostCopy));
     let arrived = has_arrived(reported);
-    let message = "the guest runs on its target, and a part of its memory is still on its source: until all of it has \
-                   come, the guest is lost if the connection breaks or either pod ends; it can neither be given up \
-                   nor go back";
+    let message = "the guest runs on the target, and a part of its memory is still on the source: until all memory has \
+                   arrived, the guest is lost if the connection breaks or either pod ends; the migration can be \
+                   neither aborted nor reversed";
     (switched && !arrived).then(|| (SWITCHED, message.into()))
 }
 

@@ -29,7 +29,7 @@ pub fn is_stuck(total: u64, elapsed: Duration, aborted: bool) -> bool {
 /// Returns the human-readable reason for [`NOTHING_SENT`].
 pub fn sentence() -> String {
     format!(
-        "libvirt has sent nothing of the guest within {} s: the target's libvirt or QEMU does not respond",
+        "libvirt has sent no data of the guest within {} s: the target's libvirt or QEMU does not respond",
         LONGEST.as_secs()
     )
 }

@@ -59,7 +59,7 @@ impl Waiting {
         Self {
             reason: TARGET_POD_REJECTED.into(),
             message: format!(
-                "the target pod was rejected, another follows ({} of {ATTEMPTS}): {}",
+                "the kubelet rejected the target pod, and another target pod follows ({} of {ATTEMPTS}): {}",
                 rejected.count + 1,
                 rejected.message
             ),

@@ -240,7 +240,7 @@ fn failed_inspection_keeps_facts_and_is_reported_once() {
         find(&plan.status.conditions, types::INSPECTED)
             .unwrap()
             .message
-            .contains("is kept")
+            .contains("are kept")
     );
     assert_eq!(scene.settle().events, []);
 }

@@ -180,7 +180,7 @@ impl Fit {
 
     /// Returns a sentence on why no node can run the virtual machine.
     pub fn sentence(&self) -> String {
-        format!("no node can run it: {}", self.reasons())
+        format!("no node can run the virtual machine: {}", self.reasons())
     }
 }
 
@@ -188,8 +188,8 @@ impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fits.len() {
             0 => f.write_str(&self.sentence()),
-            1 => f.write_str("1 node could run it"),
-            more => write!(f, "{more} nodes could run it"),
+            1 => f.write_str("1 node could run the virtual machine"),
+            more => write!(f, "{more} nodes could run the virtual machine"),
         }
     }
 }

@@ -175,10 +175,10 @@ impl Misfit {
         match self {
             Self::ObsoleteModel(model) => format!("{does_not} offer the CPU model {model}, which is obsolete"),
             Self::ForbidsMinimum(feature) => {
-                format!("{has} the forbidden CPU feature {feature}, which is of the minimum CPU model")
+                format!("{has} the forbidden CPU feature {feature}, which belongs to the minimum CPU model")
             }
             Self::LacksModel(model, missing) => format!("{lacks} the CPU model {model}{}", for_want_of(missing)),
-            Self::OtherName(model, other) => format!("{offers} the CPU model {model} by its name {other} only"),
+            Self::OtherName(model, other) => format!("{offers} the CPU model {model} only under the name {other}"),
             Self::MasksModel(model, masked) => format!("{lacks} the CPU model {model}{}", since_masked(masked)),
             Self::LacksFeature(feature) => format!("{lacks} the CPU feature {feature}"),
             Self::MasksFeature(feature) => {
@@ -201,20 +201,21 @@ impl Misfit {
                 )
             }
             Self::HasForbidden(feature) => format!("{has} the forbidden CPU feature {feature}"),
-            Self::OtherVendor(vendor) => format!("{has} a CPU that is not of {vendor}"),
+            Self::OtherVendor(vendor) => format!("{has} a CPU that is not from {vendor}"),
             Self::OtherProcessor => {
                 format!(
-                    "{has} another processor, microcode, kernel or set of CPU features, and the guest has its host's own CPU"
+                    "{has} a different processor, microcode, kernel or set of CPU features, and the guest uses the CPU \
+                     of its host"
                 )
             }
             Self::FewerAddressBits(bits) => format!("{has} fewer physical address bits than the {bits} of the guest"),
-            Self::OtherVirtType(how) => format!("{does_not} run guests by {how}"),
+            Self::OtherVirtType(how) => format!("{does_not} run guests with {how}"),
             Self::HostModelObsolete => format!("{has} an obsolete host model"),
             Self::LacksMachineType(machine) => format!("{lacks} the machine type {machine}"),
             Self::Architecture(architecture) => format!("{is} not {architecture}"),
-            Self::TooSmall(resource, needed) => format!("{has} less {resource} than the {needed} that are requested"),
+            Self::TooSmall(resource, needed) => format!("{has} less {resource} than the requested {needed}"),
             Self::NoRoom { resource, .. } if resource == room::PODS => {
-                format!("{has} as many pods as {} may have", verb("it", "they"))
+                format!("{has} reached the maximum number of pods")
             }
             Self::NoRoom {
                 resource,
@@ -224,17 +225,17 @@ impl Misfit {
             Self::Volume(claim) => format!("cannot use the volume of the claim {claim}"),
             Self::NotApart { key, pod } => not_apart(key, pod, several),
             Self::NotNear { selector, key } if key == HOSTNAME => {
-                format!("{has} no pod that it must run beside ({selector})")
+                format!("{has} no pod that matches the required pod affinity ({selector})")
             }
             Self::NotNear { selector, key } => {
-                format!("{is} in no {key} with a pod that it must run near ({selector})")
+                format!("{is} in no {key} with a pod that matches the required pod affinity ({selector})")
             }
             Self::Skewed { key, max_skew } => {
                 format!("would have more pods per {key} than the maximum skew of {max_skew} allows")
             }
-            Self::NotLabelled(key) => format!("{lacks} the label {key} though it would be right"),
-            Self::NotInspected => format!("{has} not reported what guests can have"),
-            Self::Label(key) => format!("{does_not} have the label {key} as it is selected"),
+            Self::NotLabelled(key) => format!("{lacks} the label {key} despite having the labelled property"),
+            Self::NotInspected => format!("{has} not reported any virtualization capabilities"),
+            Self::Label(key) => format!("{does_not} have the label {key} with the selected value"),
             Self::Affinity => format!("{does_not} match the node affinity"),
             Self::NoGuestNetwork => format!("{has} no network for guests"),
             Self::NoVirtualization => format!("{offers} no virtualization"),
@@ -258,10 +259,10 @@ fn tainted(key: &str, has: &str, is: &str) -> String {
 /// Returns for example `has the pod n/a, which conflicts by pod anti-affinity`.
 fn not_apart(key: &str, pod: &str, several: bool) -> String {
     match (key == HOSTNAME, several) {
-        (true, false) => format!("has the pod {pod}, from which it must stay apart"),
-        (true, true) => format!("have pods from which it must stay apart, such as {pod}"),
-        (false, false) => format!("is in the same {key} as the pod {pod}, from which it must stay apart"),
-        (false, true) => format!("are in the same {key} as pods from which it must stay apart, such as {pod}"),
+        (true, false) => format!("has the pod {pod}, which conflicts by pod anti-affinity"),
+        (true, true) => format!("have pods that conflict by pod anti-affinity, such as {pod}"),
+        (false, false) => format!("is in the same {key} as the pod {pod}, which conflicts by pod anti-affinity"),
+        (false, true) => format!("are in the same {key} as pods that conflict by pod anti-affinity, such as {pod}"),
     }
 }
 
@@ -274,7 +275,7 @@ fn room_lacked(resource: &str, requested: u64, free: u64, several: bool) -> Stri
         "cpu" => " CPUs".to_owned(),
         other => format!(" of {other}"),
     };
-    format!("{has} {most}{free}{of} free of the {requested} that are requested")
+    format!("{has} {most}{free}{of} free of the requested {requested}")
 }
 
 /// Returns which features are missing, if known; at most [`FEATURES`] are listed.
@@ -287,7 +288,7 @@ fn for_want_of(missing: &[String]) -> String {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    format!(" for want of {}{more}", named.join(", "))
+    format!(" because of missing {}{more}", named.join(", "))
 }
 
 /// Returns text with the masked features and with the settings that mask features.

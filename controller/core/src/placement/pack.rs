@@ -397,7 +397,7 @@ impl<'a> PackedNodes<'a> {
         if can_wait {
             let reasons = crowded.reasons();
             return DepartureOutlook::Crowded(format!(
-                "no other node has room for it beside the others that leave: {reasons}"
+                "no other node has room for the guest in addition to the other guests that leave: {reasons}"
             ));
         }
         let unlisted = &self.classes[class].unlisted;
@@ -410,7 +410,7 @@ impl<'a> PackedNodes<'a> {
             add_by_pods(&guest.needs, &alone, node, &mut found);
             found
         });
-        DepartureOutlook::Nowhere(format!("no other node can take it: {}", fit.reasons()))
+        DepartureOutlook::Nowhere(format!("no other node can run the guest: {}", fit.reasons()))
     }
 }
 

@@ -55,7 +55,7 @@ pub fn migration_targets<'a>(
     let status = instance.status.as_ref();
     let here = status.and_then(|status| status.node_name.as_deref());
     let Some(guest) = RunningGuest::of(instance, source) else {
-        return none("GuestCPUUnknown", "the CPU that the guest has is not known yet".into());
+        return none("GuestCPUUnknown", "the guest's CPU is not known yet".into());
     };
     let others = || {
         let nodes = nodes.clone().into_iter();
@@ -81,10 +81,10 @@ pub fn migration_targets<'a>(
     let message = match fit.fits.as_slice() {
         [] => {
             let reason = fit.first().map_or("NoOtherNode", Misfit::reason);
-            return none(reason, format!("no other node can take it: {}", fit.reasons()));
+            return none(reason, format!("no other node can run the guest: {}", fit.reasons()));
         }
-        [one] => format!("node {one} could take it"),
-        [_, _, ..] => "several nodes could take it".into(),
+        [one] => format!("node {one} could run the guest"),
+        [_, _, ..] => "several nodes could run the guest".into(),
     };
     if unlisted.is_empty() {
         return Targets {
@@ -97,7 +97,10 @@ pub fn migration_targets<'a>(
     Targets {
         available: true,
         reason: "FeatureListedNowhere".into(),
-        message: format!("{message}, if its libvirt agrees: the guest has CPU features that no node lists: {features}"),
+        message: format!(
+            "{message}, provided that libvirt there accepts the guest's CPU: no node lists these CPU features of the \
+             guest: {features}"
+        ),
     }
 }
 
@@ -362,7 +365,7 @@ impl<'a> RunningGuest<'a> {
             found.insert(Misfit::OtherVirtType(match there.virt_type {
                 VirtType::Kvm => "emulation",
                 VirtType::Qemu => "KVM",
-                VirtType::Unknown => "a way that this version knows",
+                VirtType::Unknown => "a virtualization type that this version supports",
             }));
         }
         // An emulated CPU has the vendor of its model, not of the host.

@@ -59,7 +59,7 @@ pub fn cancel(
         None => Ok(false),
         Some(marked) if requested.is_empty() || requested == marked => Ok(true),
         Some(marked) => Err(SubresourceError::internal(format!(
-            "the instance is to leave node {marked:?}, not {requested:?}"
+            "the evacuation of the instance is requested for node {marked:?}, not for {requested:?}"
         ))),
     }
 }
@@ -88,7 +88,8 @@ mod tests {
                 calm,
                 Err((
                     500,
-                    "Internal error occurred: the instance is to leave node \"a\", not \"b\"",
+                    "Internal error occurred: the evacuation of the instance is requested for node \"a\", not for \
+                     \"b\"",
                 )),
             ),
             (

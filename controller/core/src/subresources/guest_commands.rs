@@ -120,7 +120,8 @@ pub fn command<'a>(
         | GuestCommand::Freeze { .. } => {}
     }
     if let Some(node) = migrates_to(instance) {
-        let why = format!("VMI is migrating to node {node}; wait until that has ended, or cancel it");
+        let why =
+            format!("VMI is migrating to node {node}; wait until the migration has ended, or cancel the migration");
         return Err(conflict(name, &why));
     }
     Ok(instance)
@@ -199,7 +200,7 @@ pub fn port(rest: &[String]) -> Result<ForwardedPort, SubresourceError> {
         [number, transport] => (number, transport.as_str()),
         _ => {
             return Err(SubresourceError::bad_request(
-                "portforward: a port must follow, as in portforward/22/tcp",
+                "portforward: a port is required, as in portforward/22/tcp",
             ));
         }
     };

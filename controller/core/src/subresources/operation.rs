@@ -88,7 +88,7 @@ pub fn operation(method: &str, target: &SubresourceTarget) -> Result<Subresource
         (Instance, "console") => (GET, Ok(SubresourceOperation::Stream(GuestStream::Console))),
         (Instance, "vnc") => (GET, Ok(SubresourceOperation::Stream(GuestStream::Vnc))),
         (Machine | Instance, "portforward") => (GET, Ok(SubresourceOperation::PortForward)),
-        (Machine | Instance, "addvolume" | "removevolume") => (PUT, Err("volumes that are added to a running guest")),
+        (Machine | Instance, "addvolume" | "removevolume") => (PUT, Err("volume hotplug")),
         (Machine, "memorydump" | "removememorydump") => (PUT, Err("memory dumps")),
         (Instance, "backup" | "redefine-checkpoint" | "sev/setupsession" | "sev/injectlaunchsecret") => {
             (PUT, Err(subject(&target.subresource)))
@@ -109,8 +109,8 @@ pub fn operation(method: &str, target: &SubresourceTarget) -> Result<Subresource
 fn subject(subresource: &str) -> &'static str {
     match subresource {
         "backup" | "redefine-checkpoint" => "backups of guests",
-        "vsock" => "sockets of the family AF_VSOCK",
-        "usbredir" => "redirection of USB devices",
+        "vsock" => "AF_VSOCK sockets",
+        "usbredir" => "USB redirection",
         _ => "encrypted guests",
     }
 }

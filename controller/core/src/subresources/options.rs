@@ -95,7 +95,7 @@ impl Freeze {
         });
         seconds.map(NonZeroU32::new).ok_or_else(|| {
             SubresourceError::bad_request(format!(
-                "unfreezeTimeout: {text:?} is not a duration such as 5m0s; 0s: never"
+                "unfreezeTimeout: {text:?} is not a duration such as 5m0s; 0s means never"
             ))
         })
     }

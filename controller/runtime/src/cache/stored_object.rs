@@ -108,7 +108,7 @@ impl<K> StoredObject<K> {
             Self::Compressed(CompressedObject { text, dictionary, read }) => {
                 let json = decompress_size_prepended_with_dict(text, dictionary).ok();
                 let object = json.and_then(|json| read(&json));
-                debug_assert!(object.is_some(), "an object cannot be read as it was written");
+                debug_assert!(object.is_some(), "an object cannot be decoded as it was encoded");
                 object.map(Arc::new)
             }
         }

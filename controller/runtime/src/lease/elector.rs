@@ -220,7 +220,7 @@ impl Elector {
                     };
                     // The term ended while the request was in flight: the API server may still have executed it.
                     let response =
-                        response.unwrap_or_else(|| RequestOutcome::Unknown("the term ended meanwhile".to_owned()));
+                        response.unwrap_or_else(|| RequestOutcome::Unknown("the leader's term has ended".to_owned()));
                     let response = self.log(response);
                     self.election.complete(&action, response, now, Instant::now());
                 }
@@ -285,16 +285,16 @@ impl Elector {
         {
             tracing::warn!(
                 lease = self.candidacy.name,
-                "kept the lease: work under it has not ended"
+                "the Lease was not released: work of the term has not ended"
             );
             return;
         }
         if let Some(release) = self.election.resign(Instant::now()) {
             match execute(&self.api, &self.candidacy, &release).await {
-                RequestOutcome::Done(_) => tracing::info!(lease = self.candidacy.name, "gave the lease back"),
+                RequestOutcome::Done(_) => tracing::info!(lease = self.candidacy.name, "released the Lease"),
                 RequestOutcome::Missing | RequestOutcome::Conflict => {}
                 RequestOutcome::Unknown(reason) => {
-                    tracing::warn!(lease = self.candidacy.name, reason, "could not give the lease back");
+                    tracing::warn!(lease = self.candidacy.name, reason, "could not release the Lease");
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Elector {
         let lease = &self.candidacy.name;
         match (&outcome, self.failing) {
             (RequestOutcome::Unknown(reason), false) => {
-                tracing::warn!(lease, reason, "could not read or write the lease, trying again");
+                tracing::warn!(lease, reason, "could not read or write the Lease, retrying");
                 self.failing = true;
             }
             (RequestOutcome::Done(_), true) => {

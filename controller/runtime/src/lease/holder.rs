@@ -257,7 +257,7 @@ impl LeaseKeeper {
             RequestOutcome::Conflict => ActionResult::Conflict,
             RequestOutcome::Unknown(reason) => {
                 if !self.failing {
-                    tracing::warn!(lease = name, reason, "could not renew the lease, trying again");
+                    tracing::warn!(lease = name, reason, "could not renew the Lease, retrying");
                     self.failing = true;
                 }
                 ActionResult::Unknown
@@ -300,7 +300,7 @@ impl LeaseKeeper {
             ActionResult::Missing | ActionResult::Conflict | ActionResult::Unknown => return,
         };
         if self.failing {
-            tracing::info!(lease, "the lease can be renewed again");
+            tracing::info!(lease, "the Lease can be renewed again");
             self.failing = false;
         }
         self.retry.reset();

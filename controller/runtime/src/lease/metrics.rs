@@ -31,7 +31,7 @@ impl Collector for LeaderStatus {
         let leads = i64::from(self.leadership.term().is_some());
         let mut family = encoder.encode_descriptor(
             "leader_election_master_status",
-            "Whether this process holds the Lease of this name: 1 if it does",
+            "1 if this process holds the Lease with this name, otherwise 0",
             None,
             MetricType::Gauge,
         )?;

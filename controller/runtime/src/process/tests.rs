@@ -81,7 +81,7 @@ async fn drain_is_bounded_and_lists_late_parts() {
     let error = process.run(no_signal(), DRAIN).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "still running 10s after the order to stop: deaf (2), mute"
+        "tasks still running 10s after the request to stop: deaf (2), mute"
     );
 }
 

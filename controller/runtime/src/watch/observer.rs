@@ -206,7 +206,12 @@ impl<K: Resource> Observer<K> {
     }
 
     fn unreadable(&mut self, key: Key, reason: &str) {
-        tracing::warn!(watch = self.name, object = %key, reason, "skipped an object that does not fit its kind");
+        tracing::warn!(
+            watch = self.name,
+            object = %key,
+            reason,
+            "skipped an object that cannot be decoded as its kind"
+        );
         self.metrics
             .unreadable
             .get_or_create(&NameLabel { watch: self.name })
@@ -243,8 +248,8 @@ impl<K: Resource> Observer<K> {
             (_, Some(WatchProblem::KindMissing)) if self.optional => {
                 tracing::info!(watch = self.name, "the API server does not serve this kind (yet)");
             }
-            (_, Some(problem)) => tracing::warn!(watch = self.name, %problem, "watch broken, trying again"),
-            (Some(_), None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watch is back"),
+            (_, Some(problem)) => tracing::warn!(watch = self.name, %problem, "watch interrupted, retrying"),
+            (Some(_), None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watch restored"),
             (None, None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watching"),
         }
         self.dispatch(&CacheChange::SyncState(after));

@@ -66,27 +66,27 @@ impl WorkQueueMetrics {
         let metrics = Self::default();
         registry.register(
             "workqueue_depth",
-            "Keys that are ready to be reconciled, without those that wait for a time",
+            "Keys that are ready to be reconciled, without keys that wait for a time",
             metrics.depth.clone(),
         );
         registry.register(
             "workqueue_adds",
-            "Keys that became ready: by a change, a time that was due or a retry",
+            "Keys that became ready because of a change, a due time or a retry",
             metrics.adds.clone(),
         );
         registry.register(
             "workqueue_retries",
-            "Reconciles that failed; each is retried after a back-off",
+            "Failed reconciles; each is retried after a back-off",
             metrics.retries.clone(),
         );
         registry.register(
             "workqueue_queue_duration_seconds",
-            "How long a key was ready before its reconcile began",
+            "Time for which a key was ready before its reconcile began",
             metrics.queued.clone(),
         );
         registry.register(
             "workqueue_work_duration_seconds",
-            "How long a reconcile took, successful or not",
+            "Duration of a reconcile, successful or not",
             metrics.work.clone(),
         );
         metrics

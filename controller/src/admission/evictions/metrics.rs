@@ -36,12 +36,12 @@ impl Collector for HeldEvictions {
         for (name, help, value) in [
             (
                 "drydock_evictions_held",
-                "Evictions whose response waits until their guest has moved",
+                "Evictions whose responses are held until the guest has moved",
                 held,
             ),
             (
                 "drydock_evictions_held_limit",
-                "Maximum number of such evictions; others are refused at once",
+                "Maximum number of held evictions; further evictions are refused at once",
                 MAX_HELD_EVICTIONS,
             ),
         ] {

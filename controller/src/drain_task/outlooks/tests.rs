@@ -116,7 +116,7 @@ async fn guests_compete_for_the_room_left_by_other_pods() {
         panic!("{one:?}");
     };
     assert!(
-        message.contains("1 node has 3.0 GiB of memory free of the 3."),
+        message.contains("1 node has 3.0 GiB of memory free of the requested 3."),
         "{message}"
     );
 }

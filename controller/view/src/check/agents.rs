@@ -84,7 +84,7 @@ fn pods<'a>(context: &RuleContext<'a>) -> BTreeMap<&'a str, &'a Pod> {
 fn everywhere(context: &RuleContext<'_>) -> Vec<Finding> {
     let Some(agents) = context.agents() else {
         let message =
-            format!("no DaemonSet has the label app.kubernetes.io/name={AGENT}: no node runs virtual machines");
+            format!("no DaemonSet has the label app.kubernetes.io/name={AGENT}: no node can run virtual machines");
         return vec![Finding::error(message).helps_by("install Drydock", "kubectl apply -k deploy")];
     };
     let spec = agents.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
@@ -104,10 +104,10 @@ fn everywhere(context: &RuleContext<'_>) -> Vec<Finding> {
         let (outcome, follows) = if guests > 0 {
             (
                 CheckOutcome::Error,
-                format!("virtual machines on it ({guests}) cannot move"),
+                format!("the virtual machines on the node ({guests}) cannot be migrated"),
             )
         } else {
-            (CheckOutcome::Warning, "it runs no virtual machines".to_owned())
+            (CheckOutcome::Warning, "the node accepts no virtual machines".to_owned())
         };
         let (why, helps) = unreached(node, spec);
         Finding::new(outcome, format!("{name} has no agent: {why}; {follows}")).helps(helps)
@@ -124,10 +124,10 @@ fn unreached(node: &Node, spec: Option<&PodSpec>) -> (String, String) {
         label != Some(*value)
     });
     if let Some((key, value)) = unmet.next() {
-        let why = format!("the DaemonSet selects on {key}={value}, which it does not have");
+        let why = format!("the node does not have the label {key}={value}, which the DaemonSet selects");
         return (
             why,
-            "give the node the label, or change the DaemonSet's nodeSelector".into(),
+            "add the label to the node, or change the DaemonSet's nodeSelector".into(),
         );
     }
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
@@ -137,16 +137,16 @@ fn unreached(node: &Node, spec: Option<&PodSpec>) -> (String, String) {
     });
     if let Some(taint) = untolerated.next() {
         let why = format!(
-            "the DaemonSet does not tolerate its taint {}:{}",
+            "the DaemonSet does not tolerate the node's taint {}:{}",
             taint.key, taint.effect
         );
         return (
             why,
-            "let the DaemonSet tolerate all taints, as its manifest does".into(),
+            "add a toleration for all taints to the DaemonSet, as in Drydock's manifest".into(),
         );
     }
     (
-        "no pod of the DaemonSet is bound to it".into(),
+        "no pod of the DaemonSet is scheduled on the node".into(),
         format!("see the events of the DaemonSet {AGENT}"),
     )
 }
@@ -173,9 +173,11 @@ fn ready(context: &RuleContext<'_>) -> Vec<Finding> {
             waiting.reason.as_deref()
         });
         let why = waiting.next().unwrap_or("a container is not ready");
-        let message = format!("the agent of {node} is not ready ({why}): virtual machines there neither move nor end");
+        let message = format!(
+            "the agent of {node} is not ready ({why}): virtual machines on the node cannot be migrated or stopped"
+        );
         Finding::error(message).helps_by(
-            "see what its log has",
+            "see the agent's log",
             format!("kubectl -n {namespace} logs {name} --all-containers --previous --ignore-errors"),
         )
     });
@@ -195,16 +197,16 @@ fn leases(context: &RuleContext<'_>) -> Vec<Finding> {
         let message = match leases.get(node).copied().flatten() {
             Some(at) if !is_older(context.now, at, stale_after) => return None,
             Some(at) => format!(
-                "the agent of {node} has not renewed its Lease for {}: the node counts as unresponsive",
+                "the agent of {node} has not renewed its Lease for {}: the node is considered unresponsive",
                 seconds(since(context.now, at))
             ),
-            None => {
-                format!("the agent of {node} has no Lease in {NODE_LEASE_NAMESPACE}: the node counts as unresponsive")
-            }
+            None => format!(
+                "the agent of {node} has no Lease in {NODE_LEASE_NAMESPACE}: the node is considered unresponsive"
+            ),
         };
         let (namespace, name) = (super::namespace_of(&pod.metadata), name_of(&pod.metadata));
         Some(Finding::error(message).helps_by(
-            "see why it does not reach the API server",
+            "see why the agent does not reach the API server",
             format!("kubectl -n {namespace} logs {name} -c agent --tail=50"),
         ))
     });
@@ -230,11 +232,12 @@ fn versions(context: &RuleContext<'_>) -> Vec<Finding> {
         format!("{version} on {}", nodes.join(", "))
     });
     let message = format!(
-        "agents have different versions ({}): a guest moves between them only from one release to the next",
+        "agents have different versions ({}): guests can be migrated between different versions only from one release \
+         to the next",
         list.collect::<Vec<_>>().join("; ")
     );
     vec![Finding::warning(message).helps_by(
-        "wait for the rollout to be complete",
+        "wait until the rollout is complete",
         format!(
             "kubectl -n {} rollout status daemonset/{AGENT}",
             context.agents().map_or(context.namespace(), |agents| super::namespace_of(&agents.metadata))
@@ -253,11 +256,11 @@ fn admitted(context: &RuleContext<'_>) -> Vec<Finding> {
     match labels.and_then(|labels| labels.get(ENFORCE)) {
         Some(level) if level != "privileged" => {
             let message = format!(
-                "the namespace {own} enforces the Pod Security Standard {level}, which refuses agents: those that run stay, and \
-                 none starts again"
+                "the namespace {own} enforces the Pod Security Standard {level}, which refuses the agents' pods: \
+                 running agents continue, but no agent can be started again"
             );
             vec![Finding::error(message).helps_by(
-                "let it be privileged, as its manifest does",
+                "set the level to privileged, as in Drydock's manifest",
                 format!("kubectl label namespace {own} --overwrite {ENFORCE}=privileged"),
             )]
         }
@@ -298,10 +301,10 @@ fn accepted(context: &RuleContext<'_>) -> Vec<Finding> {
         let why = match condition {
             Some(condition) if !condition.message.is_empty() => condition.message.clone(),
             Some(condition) => condition.reason.clone(),
-            None => "its agent has not reported".into(),
+            None => "the agent has not reported".into(),
         };
         Finding::new(outcome, format!("{node} accepts no virtual machines: {why}")).helps_by(
-            "see all that its agent reports",
+            "see the complete report of the agent",
             format!("kubectl get hypervisor {node} -o yaml"),
         )
     });
@@ -310,7 +313,7 @@ fn accepted(context: &RuleContext<'_>) -> Vec<Finding> {
 
 fn inspected(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = untrue(context, reasons::hypervisor::INSPECTED).map(|(node, why)| {
-        let message = format!("what {node} can do may have changed since it was last inspected: {why}");
+        let message = format!("the capabilities of {node} may have changed since the last inspection: {why}");
         Finding::warning(message).helps_by(
             "see the agent's log",
             format!(
@@ -324,9 +327,9 @@ fn inspected(context: &RuleContext<'_>) -> Vec<Finding> {
 
 fn network(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = untrue(context, reasons::hypervisor::GUEST_NETWORK).map(|(node, why)| {
-        let message = format!("guests with a network are not sent to {node}: {why}");
+        let message = format!("guests with a network are not scheduled on {node}: {why}");
         Finding::warning(message).helps_by(
-            "see all that its agent reports",
+            "see the complete report of the agent",
             format!("kubectl get hypervisor {node} -o jsonpath='{{.status.conditions}}'"),
         )
     });
@@ -345,12 +348,12 @@ fn labelled(context: &RuleContext<'_>) -> Vec<Finding> {
         let found = Finding::warning(format!("the CPU labels of {node} may be wrong: {why}"));
         if is_skipped(node) {
             found.helps_by(
-                "let its agent label it again",
+                "remove the annotation, so that the agent updates the labels again",
                 format!("kubectl annotate node {node} {skip}-"),
             )
         } else {
             found.helps_by(
-                "see all that its agent reports",
+                "see the complete report of the agent",
                 format!("kubectl get hypervisor {node} -o jsonpath='{{.status.conditions}}'"),
             )
         }

@@ -80,7 +80,8 @@ fn allowed(context: &RuleContext<'_>) -> Vec<Finding> {
         let Reference { namespace, name, .. } = &source.reference;
         for problem in &source.parsed.problems {
             let message = format!(
-                "{} {namespace}/{name}: {problem}; the whole object is refused, and what was in force before stays",
+                "{} {namespace}/{name}: {problem}; the whole object is refused, and the previous configuration stays \
+                 in force",
                 source.kind
             );
             found.push(Finding::error(message).helps_by(
@@ -110,13 +111,13 @@ fn followed(context: &RuleContext<'_>) -> Vec<Finding> {
                 continue;
             }
             let what = if type_ == types::IN_FORCE {
-                "is not in force as it is"
+                "is not completely in force"
             } else {
-                "has a default CPU model that nodes do not offer"
+                "has a default CPU model that no node offers"
             };
             let message = format!("HyperConverged {name} {what}: {}", condition.message);
             found.push(Finding::warning(message).helps_by(
-                "wait a moment; then see the agents of the nodes that are named, or change the value",
+                "wait a moment; then check the agents of the named nodes, or change the value",
                 format!(
                     "kubectl get -n {} hyperconverged {} -o wide",
                     namespace_of(&object.metadata),
@@ -136,13 +137,10 @@ fn single(context: &RuleContext<'_>) -> Vec<Finding> {
             let Some(Reference { namespace, name, .. }) = objects.get(index) else {
                 continue;
             };
-            let message = format!(
-                "{kind} {namespace}/{name} is without effect: {}",
-                why.sentence(&namespaces)
-            );
+            let message = format!("{kind} {namespace}/{name} has no effect: {}", why.sentence(&namespaces));
             let text = match why {
-                NotInForce::Superseded(_) => "put its values into the configuration in force, and delete it",
-                NotInForce::Namespace => "create it in one of these namespaces, and delete this one",
+                NotInForce::Superseded(_) => "copy the values to the object in force, and delete this object",
+                NotInForce::Namespace => "create the object in one of these namespaces, and delete this object",
             };
             found
                 .push(Finding::warning(message).helps_by(text, format!("kubectl delete -n {namespace} {kind} {name}")));
@@ -161,11 +159,12 @@ fn mixed(context: &RuleContext<'_>) -> Vec<Finding> {
         return Vec::new();
     };
     let message = format!(
-        "ConfigMap {}/{} and HyperConverged {}/{} are both in force: what the second does not name comes from the first",
+        "ConfigMap {}/{} and HyperConverged {}/{} are both in force: settings that the HyperConverged does not have \
+         come from the ConfigMap",
         legacy.namespace, legacy.name, current.namespace, current.name
     );
     vec![Finding::warning(message).helps_by(
-        "put its values into the HyperConverged, except debug.useEmulation, and take them out of the ConfigMap",
+        "move the values of the ConfigMap to the HyperConverged, except debug.useEmulation",
         format!("kubectl edit -n {} configmap {}", legacy.namespace, legacy.name),
     )]
 }

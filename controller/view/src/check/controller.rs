@@ -61,18 +61,19 @@ fn runs(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut all = context.controllers().peekable();
     if all.peek().is_none() {
         let message = format!(
-            "no Deployment has the label app.kubernetes.io/name={CONTROLLER}: nothing starts, moves or stops virtual machines"
+            "no Deployment has the label app.kubernetes.io/name={CONTROLLER}: virtual machines cannot be started, \
+             migrated or stopped"
         );
         return vec![Finding::error(message).helps_by("install Drydock", "kubectl apply -k deploy")];
     }
     let idle = all.filter(|deployment| ready(deployment) < 1).map(|deployment| {
         let namespace = deployment.metadata.namespace.as_deref().unwrap_or_default();
         let message = format!(
-            "no replica of {} is ready: nothing moves, and no virtual machine can be created or changed",
+            "no replica of {} is ready: no migration starts, and no virtual machine can be created or changed",
             full_name(&deployment.metadata)
         );
         Finding::error(message).helps_by(
-            "see its pods and their logs",
+            "see the controller's pods and their logs",
             format!("kubectl -n {namespace} get pods -l app.kubernetes.io/name={CONTROLLER}"),
         )
     });
@@ -91,8 +92,8 @@ fn standby(context: &RuleContext<'_>) -> Vec<Finding> {
         );
         let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
         let found = Finding::warning(format!(
-            "{namespace}/{name} has {} of {wanted} replicas ready: when its node is drained, nothing moves until another has \
-             started",
+            "{namespace}/{name} has {} of {wanted} replicas ready: when the node of this replica is drained, no \
+             migration starts until another replica has started",
             ready(deployment)
         ));
         if wanted < REPLICAS {
@@ -102,7 +103,7 @@ fn standby(context: &RuleContext<'_>) -> Vec<Finding> {
             )
         } else {
             found.helps_by(
-                "see why the other is not ready",
+                "see why the other replica is not ready",
                 format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name={CONTROLLER}"),
             )
         }
@@ -128,11 +129,13 @@ fn apart(context: &RuleContext<'_>) -> Vec<Finding> {
     match (nodes.first(), open.next()) {
         (Some(node), Some(free)) if pods > 1 && nodes.len() == 1 => {
             let message = format!(
-                "all replicas are on {node}, though {} is open: a drain of {node} stops the replica that carries it out",
+                "all replicas run on {node}, although {} is schedulable: a drain of {node} stops the leader, which \
+                 carries out the drain",
                 name_of(&free.metadata)
             );
             vec![Finding::warning(message).helps(
-                "wait: the leader moves the other replica 30 s after all of them have become ready, if the node has room",
+                "wait: the leader moves the other replica 30 s after all replicas are ready, if a node has enough free \
+                 resources",
             )]
         }
         _ => Vec::new(),
@@ -152,10 +155,13 @@ fn leads(context: &RuleContext<'_>) -> Vec<Finding> {
     {
         Some(at) if !is_older(context.now, at, LEADERLESS_AFTER) => return Vec::new(),
         Some(at) => format!(
-            "the Lease {namespace}/{CONTROLLER_LEASE} was renewed {} ago: no replica leads, and nothing moves",
+            "the Lease {namespace}/{CONTROLLER_LEASE} was last renewed {} ago: no replica is the leader, and no \
+             migration starts",
             seconds(since(context.now, at))
         ),
-        None => format!("the Lease {namespace}/{CONTROLLER_LEASE} has no holder: no replica leads, and nothing moves"),
+        None => format!(
+            "the Lease {namespace}/{CONTROLLER_LEASE} has no holder: no replica is the leader, and no migration starts"
+        ),
     };
     vec![Finding::error(message).helps_by(
         "see the controller's logs",
@@ -172,11 +178,12 @@ fn once(context: &RuleContext<'_>) -> Vec<Finding> {
         return Vec::new();
     }
     let message = format!(
-        "there are {} controllers ({}): each leads in its own namespace, and both act on the same virtual machines",
+        "{} controllers are installed ({}): each has a leader in its own namespace, and all act on the same virtual \
+         machines",
         all.len(),
         all.join(", ")
     );
-    vec![Finding::error(message).helps("remove all but one")]
+    vec![Finding::error(message).helps("remove all controllers except one")]
 }
 
 /// Returns the tag of an image. Returns `None` if the image has no tag or is identified by a digest.
@@ -207,8 +214,11 @@ fn images(context: &RuleContext<'_>) -> Vec<Finding> {
     }
     let images = found.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
     let message = format!(
-        "{CONTROLLER}, {AGENT} and launcher pods have images of different versions ({images}): only one release beside the next \
-         is supported, while it is rolled out"
+        "{CONTROLLER}, {AGENT} and launcher pods have images of different versions ({images}): only two \
+         consecutive releases are supported together, during a rollout"
     );
-    vec![Finding::warning(message).helps_by("set all images to one version, and apply", "kubectl apply -k deploy")]
+    vec![Finding::warning(message).helps_by(
+        "set all images to one version, and apply the manifests",
+        "kubectl apply -k deploy",
+    )]
 }

@@ -103,7 +103,7 @@ fn migratable(context: &RuleContext<'_>) -> Vec<Finding> {
         };
         let name = full_name(&instance.metadata);
         let node = instance.node_name().unwrap_or_default();
-        let message = format!("{name} cannot be migrated ({reason}: {message}): it blocks a drain of {node}");
+        let message = format!("{name} cannot be migrated ({reason}: {message}), and blocks a drain of {node}");
         Some(with_remedy(Finding::error(message), "NotMigratable", instance))
     });
     found.collect()
@@ -136,11 +136,17 @@ fn placed(context: &RuleContext<'_>) -> Vec<Finding> {
             why.push(format!("{more} more"));
         }
         let follows = match outcome {
-            CheckOutcome::Error => format!("it blocks a drain of {}", instance.node_name().unwrap_or_default()),
-            _ => format!("a drain of {} shuts it down", instance.node_name().unwrap_or_default()),
+            CheckOutcome::Error => format!(
+                "the guest blocks a drain of {}",
+                instance.node_name().unwrap_or_default()
+            ),
+            _ => format!(
+                "a drain of {} shuts the guest down",
+                instance.node_name().unwrap_or_default()
+            ),
         };
         let message = format!(
-            "no other node could take {} ({}): {follows}",
+            "no other node can run {} ({}): {follows}",
             full_name(&instance.metadata),
             why.join("; ")
         );
@@ -148,7 +154,7 @@ fn placed(context: &RuleContext<'_>) -> Vec<Finding> {
         Some(if outcome == CheckOutcome::Error {
             with_remedy(found, "NoTargetAvailable", instance)
         } else {
-            found.helps("make room on another node, or change what the guest requires of it")
+            found.helps("free resources on another node, or change the requirements of the guest")
         })
     });
     found.collect()
@@ -177,7 +183,7 @@ fn startable(context: &RuleContext<'_>) -> Vec<Finding> {
             return None;
         }
         let message = format!("{} does not start: {}", full_name(&instance.metadata), found.sentence());
-        Some(Finding::error(message).helps("make room, add a node, or change what the virtual machine requires"))
+        Some(Finding::error(message).helps("free resources, add a node, or change the requirements of the guest"))
     });
     found.collect()
 }
@@ -205,12 +211,12 @@ fn strategies(context: &RuleContext<'_>) -> Vec<Finding> {
         return Vec::new();
     }
     let message = format!(
-        "no eviction strategy is named by {}, nor by the configuration: a drain shuts them down",
+        "no eviction strategy is set in {} or in the configuration: a drain shuts these virtual machines down",
         named(&names)
     );
     let mut configured = context.snapshot.hyperconvergeds.iter();
     let found = Finding::warning(message);
-    let text = "let guests move unless they name another strategy, by evictionStrategy of a HyperConverged";
+    let text = "set evictionStrategy of a HyperConverged to LiveMigrate, so that guests without a strategy move";
     vec![match configured.next() {
         Some(object) => found.helps_by(
             text,
@@ -250,8 +256,8 @@ fn budgets(context: &RuleContext<'_>) -> Vec<Finding> {
     }
     let found = selected.into_iter().map(|(name, (outcome, guests))| {
         let follows = match outcome {
-            CheckOutcome::Error => "it allows no eviction, and blocks a drain",
-            _ => "it takes the place of Drydock's own, so that they are not protected while no controller runs",
+            CheckOutcome::Error => "the budget allows no eviction, and blocks a drain",
+            _ => "Drydock creates no budget of its own, so these guests are not protected while no controller runs",
         };
         let message = format!(
             "the PodDisruptionBudget {name} selects the pods of {}: {follows}",
@@ -259,7 +265,7 @@ fn budgets(context: &RuleContext<'_>) -> Vec<Finding> {
         );
         let namespace = name.split('/').next().unwrap_or_default();
         Finding::new(outcome, message).helps_by(
-            "let its selector leave out pods with the label kubevirt.io=virt-launcher",
+            "change the selector so that it excludes pods with the label kubevirt.io=virt-launcher",
             format!(
                 "kubectl edit -n {namespace} pdb {}",
                 name.split('/').next_back().unwrap_or_default()
@@ -293,11 +299,11 @@ fn quotas(context: &RuleContext<'_>) -> Vec<Finding> {
         let (resource, used, hard) = exceeded(quota, requests)?;
         let name = full_name(&quota.metadata);
         let message = format!(
-            "the ResourceQuota {name} has no room for the pod that {guest} would move to ({resource}: {used} of {hard} are used): a \
-             drain waits for it"
+            "the ResourceQuota {name} does not allow the target pod of a migration of {guest} ({resource}: {used} of \
+             {hard} are used): a drain waits until the quota allows the pod"
         );
         Some(Finding::error(message).helps_by(
-            format!("raise {resource}, by at least what one guest needs"),
+            format!("raise {resource} by at least the amount that one guest needs"),
             format!(
                 "kubectl edit -n {} resourcequota {}",
                 namespace_of(&quota.metadata),
@@ -348,9 +354,12 @@ fn fenced(context: &RuleContext<'_>) -> Vec<Finding> {
             find(&status.conditions, types::FENCING_REQUIRED).filter(|condition| condition.status == "True")?;
         let node = instance.node_name().unwrap_or_default();
         let why = condition.message.as_deref().unwrap_or_default();
-        let message = format!("{} does not start elsewhere: {why}", full_name(&instance.metadata));
+        let message = format!(
+            "{} does not start on another node: {why}",
+            full_name(&instance.metadata)
+        );
         Some(Finding::error(message).helps_by(
-            format!("switch {node} off, or make sure that it is off; then"),
+            format!("switch {node} off, or make sure that it is off, and then add the taint"),
             format!("kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"),
         ))
     });

@@ -72,15 +72,17 @@ fn version(context: &RuleContext<'_>) -> Vec<Finding> {
     let version = context.survey.version.as_deref().unwrap_or_default();
     let found = match parsed(version) {
         Some(found) if found < (1, OLDEST_MINOR) => Finding::error(format!(
-            "it is {version}: pods of virtual machines use image volumes, which it does not mount"
+            "the API server has version {version}: pods of virtual machines use image volumes, which this version does \
+             not support"
         ))
         .helps(format!("upgrade Kubernetes to 1.{OLDEST_MINOR} or newer")),
         Some(found) if found > (1, NEWEST_MINOR) => Finding::warning(format!(
-            "it is {version}, newer than 1.{NEWEST_MINOR}, with which Drydock was tried"
+            "the API server has version {version}, newer than 1.{NEWEST_MINOR}, the newest version with which Drydock \
+             was tested"
         ))
-        .helps("install a release of Drydock that supports it"),
+        .helps("install a release of Drydock that supports this version"),
         Some(_) => return Vec::new(),
-        None => Finding::warning(format!("its version {version:?} is not understood")),
+        None => Finding::warning(format!("the version {version:?} of the API server cannot be parsed")),
     };
     vec![found]
 }
@@ -97,10 +99,10 @@ fn nodes(context: &RuleContext<'_>) -> Vec<Finding> {
         let name = name_of(&node.metadata);
         if parsed(&info.kubelet_version).is_some_and(|version| version < (1, OLDEST_MINOR)) {
             let message = format!(
-                "the kubelet of {name} is {}: guests whose disks are images do not start there",
+                "the kubelet of {name} has the version {}: guests with container disks do not start on this node",
                 info.kubelet_version
             );
-            found.push(Finding::warning(message).helps(format!("upgrade it to 1.{OLDEST_MINOR} or newer")));
+            found.push(Finding::warning(message).helps(format!("upgrade the kubelet to 1.{OLDEST_MINOR} or newer")));
         }
         let runtime = info.container_runtime_version.strip_prefix("containerd://");
         if runtime
@@ -108,11 +110,11 @@ fn nodes(context: &RuleContext<'_>) -> Vec<Finding> {
             .is_some_and(|version| version < OLDEST_CONTAINERD)
         {
             let message = format!(
-                "the container runtime of {name} is {}: guests whose disks are images do not start there",
+                "the container runtime of {name} is {}: guests with container disks do not start on this node",
                 info.container_runtime_version
             );
             let (major, minor) = OLDEST_CONTAINERD;
-            found.push(Finding::warning(message).helps(format!("upgrade it to containerd {major}.{minor} or newer")));
+            found.push(Finding::warning(message).helps(format!("upgrade to containerd {major}.{minor} or newer")));
         }
     }
     found
@@ -126,20 +128,19 @@ fn served(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for (name, version) in DEFINITIONS {
         let Some(definition) = present(name) else {
-            let message =
-                format!("the CustomResourceDefinition {name} is missing, and with it all objects of that kind");
+            let message = format!("the CustomResourceDefinition {name} and all objects of this kind are missing");
             found.push(Finding::error(message).helps_to_apply());
             continue;
         };
         let mut versions = definition.spec.versions.iter();
         if !versions.any(|other| other.name == version && other.served) {
-            let message = format!("{name} is not served as {version}, which Drydock reads and writes");
+            let message = format!("{name} is not served in the version {version}, which Drydock reads and writes");
             found.push(Finding::error(message).helps_to_apply());
         }
         if let Some(why) = not_established(definition) {
             let message = format!("{name} is not established: {why}");
             found.push(Finding::error(message).helps_by(
-                "remove what conflicts with it",
+                "remove the conflicting CustomResourceDefinition",
                 format!("kubectl get crd {name} -o jsonpath='{{.status.conditions}}'"),
             ));
         }
@@ -156,7 +157,7 @@ fn not_established(definition: &CustomResourceDefinition) -> Option<String> {
     }
     let refused = of("NamesAccepted").filter(|condition| condition.status != "True");
     let message = refused.and_then(|condition| condition.message.clone());
-    Some(message.unwrap_or_else(|| "the API server has not taken it up".into()))
+    Some(message.unwrap_or_else(|| "the API server has not processed the definition".into()))
 }
 
 fn policies(context: &RuleContext<'_>) -> Vec<Finding> {
@@ -178,7 +179,8 @@ fn policies(context: &RuleContext<'_>) -> Vec<Finding> {
             return None;
         };
         let message = format!(
-            "the ValidatingAdmissionPolicy {name} {what}: what it forbids to agents, controllers or users is allowed"
+            "the ValidatingAdmissionPolicy {name} {what}: requests of agents, controllers or users that the policy \
+             would deny are allowed"
         );
         Some(Finding::warning(message).helps_to_apply())
     });

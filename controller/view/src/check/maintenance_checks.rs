@@ -79,11 +79,14 @@ fn nodes_exist(context: &RuleContext<'_>) -> Vec<Finding> {
     let lost = maintenances(context).filter(|(_, maintenance)| !context.snapshot.has_node(&maintenance.spec.node_name));
     let found = lost.map(|(group, maintenance)| {
         let message = format!(
-            "{} is about the node {}, which does not exist: once it does, it is drained at once",
+            "{} refers to the node {}, which does not exist: if a node with this name is added, it is drained at once",
             resource(group, maintenance),
             maintenance.spec.node_name
         );
-        Finding::warning(message).helps_by("delete it", format!("kubectl delete {}", resource(group, maintenance)))
+        Finding::warning(message).helps_by(
+            "delete the NodeMaintenance",
+            format!("kubectl delete {}", resource(group, maintenance)),
+        )
     });
     found.collect()
 }
@@ -99,10 +102,13 @@ fn single(context: &RuleContext<'_>) -> Vec<Finding> {
             .map(|(_, first)| first.spec.node_name.as_str())
             .unwrap_or_default();
         let message = format!(
-            "{node} is in maintenance by several objects ({}): all but the first have failed",
+            "several NodeMaintenances exist for {node} ({}): all except the first have failed",
             names.join(", ")
         );
-        Finding::warning(message).helps_by("delete those that have failed", "kubectl drydock maintenance list")
+        Finding::warning(message).helps_by(
+            "delete the NodeMaintenances that have failed",
+            "kubectl drydock maintenance list",
+        )
     });
     found.collect()
 }
@@ -123,10 +129,10 @@ fn progress(context: &RuleContext<'_>) -> Vec<Finding> {
                     .unwrap_or_default()
                     .join(", ");
                 let message = format!(
-                    "{name} was deleted {} ago, and is kept by its finalizers ({finalizers})",
+                    "{name} was deleted {} ago, but still exists because of its finalizers ({finalizers})",
                     seconds(since(context.now, deleted.0))
                 );
-                found.push(Finding::warning(message).helps("see the component that has set the finalizer"));
+                found.push(Finding::warning(message).helps("check the component that has set the finalizer"));
             }
             continue;
         }
@@ -138,20 +144,22 @@ fn progress(context: &RuleContext<'_>) -> Vec<Finding> {
         if phase(maintenance) == FAILED {
             let message = format!(
                 "the maintenance of {node} has failed: {}",
-                why.unwrap_or_else(|| "no reason is given".into())
+                why.unwrap_or_else(|| "no reason was reported".into())
             );
-            found
-                .push(Finding::error(message).helps_by("end it, and start it again", format!("kubectl delete {name}")));
+            found.push(Finding::error(message).helps_by(
+                "delete the NodeMaintenance, and start the maintenance again",
+                format!("kubectl delete {name}"),
+            ));
         } else if let Some(created) =
             age_since_creation(maintenance).filter(|created| is_older(context.now, *created, SLOW_AFTER))
         {
             let message = format!(
-                "{node} is being emptied for {}: {}",
+                "{node} has been in maintenance for {} and is not empty: {}",
                 seconds(since(context.now, created)),
-                why.unwrap_or_else(|| format!("{} pods are left", status.pending.unwrap_or(0)))
+                why.unwrap_or_else(|| format!("{} pods have not left the node", status.pending.unwrap_or(0)))
             );
             found.push(Finding::warning(message).helps_by(
-                "see what blocks it, and what helps",
+                "see the causes and the remedies",
                 format!("kubectl drydock plan {node}"),
             ));
         }
@@ -168,11 +176,11 @@ fn forgotten(context: &RuleContext<'_>) -> Vec<Finding> {
         }
         let node = &maintenance.spec.node_name;
         let message = format!(
-            "{node} is empty, and in maintenance for {}: other nodes carry its load",
+            "{node} is empty, and has been in maintenance for {}: other nodes carry its load",
             seconds(since(context.now, created))
         );
         Some(Finding::warning(message).helps_by(
-            "end it if the work is done",
+            "end the maintenance if the work is done",
             format!("kubectl drydock maintenance stop {node}"),
         ))
     });
@@ -198,7 +206,7 @@ fn blocked(context: &RuleContext<'_>) -> Vec<Finding> {
                 guest.namespace, guest.name, guest.message
             );
             found.push(Finding::error(message).helps_by(
-                "see what helps",
+                "see the remedy",
                 format!("kubectl drydock explain vm {}/{}", guest.namespace, guest.name),
             ));
         }
@@ -223,13 +231,13 @@ fn migrations(context: &RuleContext<'_>) -> Vec<Finding> {
             .find_map(|condition| condition.message.clone())
             .or(status.reason);
         let message = format!(
-            "{} has waited for {}: {}",
+            "migration {} has been waiting for {}: {}",
             full_name(&migration.metadata),
             seconds(since(context.now, created)),
-            why.unwrap_or_else(|| "no reason is given".into())
+            why.unwrap_or_else(|| "no reason was reported".into())
         );
         Some(Finding::warning(message).helps_by(
-            "see where its guest could go, or give it up by deleting it",
+            "see which nodes can run the guest, or delete the migration to abort it",
             format!(
                 "kubectl drydock explain vm {}/{}",
                 namespace_of(&migration.metadata),

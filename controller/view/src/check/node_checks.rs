@@ -43,9 +43,11 @@ fn kubelets(context: &RuleContext<'_>) -> Vec<Finding> {
         }
         let name = name_of(&node.metadata);
         let why = ready.message.as_deref().unwrap_or_default();
-        let message = format!("{name} is not ready ({why}): its guests may run on, and cannot move");
+        let message =
+            format!("{name} is not ready ({why}): guests on the node may still be running, and cannot be migrated");
         Some(Finding::error(message).helps(
-            "mend it; if it is certainly off, taint it node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+            "repair the node; if it is certainly off, add the taint \
+             node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
         ))
     });
     found.collect()
@@ -65,9 +67,9 @@ fn several(context: &RuleContext<'_>) -> Vec<Finding> {
         // Another check reports that no node accepts guests.
         [only] => vec![
             Finding::warning(format!(
-                "only {only} takes virtual machines: none of them can ever move"
+                "only {only} accepts virtual machines: no virtual machine can be migrated"
             ))
-            .helps("add a node, or see why the others take none"),
+            .helps("add a node, or see why the other nodes accept no virtual machines"),
         ],
         _ => Vec::new(),
     }
@@ -82,10 +84,9 @@ fn cordoned(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = cordoned
         .filter(|name| context.snapshot.maintenances_of(name).next().is_none())
         .map(|name| {
-            let message =
-                format!("{name} is cordoned, and no NodeMaintenance exists for it: it takes no virtual machines");
+            let message = format!("{name} is cordoned without a NodeMaintenance: the node accepts no virtual machines");
             Finding::warning(message).helps_by(
-                "open it, unless it is being drained",
+                "make the node schedulable (uncordon), unless it is being drained",
                 format!("kubectl uncordon {name}"),
             )
         });
@@ -104,13 +105,14 @@ fn taints(context: &RuleContext<'_>) -> Vec<Finding> {
             let add = format!("kubectl taint nodes {name} {key}:{effect}- {key}=draining:NoSchedule");
             found.push(if effect == "NoExecute" {
                 let message = format!(
-                    "{name} has the taint {key} with the effect NoExecute: Kubernetes deletes the pods of guests at once, which \
-                     shuts them down"
+                    "{name} has the taint {key} with the effect NoExecute: Kubernetes deletes the pods of guests at \
+                     once, which shuts the guests down"
                 );
-                Finding::error(message).helps_by("give it the effect NoSchedule", add)
+                Finding::error(message).helps_by("change the effect to NoSchedule", add)
             } else {
-                let message = format!("{name} has the taint {key} with the effect {effect}, by which nothing moves");
-                Finding::warning(message).helps_by("give it the effect NoSchedule, to drain the node", add)
+                let message =
+                    format!("{name} has the taint {key} with the effect {effect}, which does not drain the node");
+                Finding::warning(message).helps_by("change the effect to NoSchedule, to drain the node", add)
             });
         }
     }
@@ -133,8 +135,8 @@ fn emulation(context: &RuleContext<'_>) -> Vec<Finding> {
         return Vec::new();
     }
     let message = format!(
-        "debug.useEmulation is true, and {} cannot use KVM: guests are far slower there",
+        "debug.useEmulation is true, and {} cannot use KVM: guests are much slower without KVM",
         nodes.join(", ")
     );
-    vec![Finding::warning(message).helps("let the nodes use KVM, and take debug.useEmulation out of kubevirt-config")]
+    vec![Finding::warning(message).helps("enable KVM on the nodes, and remove debug.useEmulation from kubevirt-config")]
 }

@@ -137,21 +137,24 @@ fn kubevirt(context: &RuleContext<'_>) -> Vec<Finding> {
     let is_defined = definitions.any(|definition| name_of(&definition.metadata) == KUBEVIRT_DEFINITION);
     if !names.is_empty() {
         let message = format!(
-            "KubeVirt runs beside Drydock ({}): both act on the same virtual machines, and each overwrites what the other writes",
+            "KubeVirt is installed in addition to Drydock ({}): both act on the same virtual machines, and overwrite \
+             each other's changes",
             names.join(", ")
         );
         return vec![Finding::error(message).helps_by(
-            "remove KubeVirt, or install Drydock in a cluster without it",
+            "remove KubeVirt, or install Drydock in a cluster without KubeVirt",
             "kubectl get kubevirt -A",
         )];
     }
     if is_defined {
         let message = format!(
-            "the CustomResourceDefinition {KUBEVIRT_DEFINITION} is left of a KubeVirt that is not there any more"
+            "the CustomResourceDefinition {KUBEVIRT_DEFINITION} remains from a KubeVirt installation that no longer \
+             exists"
         );
-        return vec![
-            Finding::warning(message).helps_by("delete it", format!("kubectl delete crd {KUBEVIRT_DEFINITION}")),
-        ];
+        return vec![Finding::warning(message).helps_by(
+            "delete the CustomResourceDefinition",
+            format!("kubectl delete crd {KUBEVIRT_DEFINITION}"),
+        )];
     }
     Vec::new()
 }
@@ -161,14 +164,17 @@ fn maintenance_operator(context: &RuleContext<'_>) -> Vec<Finding> {
         .filter(|workload| workload.is("node-maintenance-operator"))
         .map(|workload| {
             let message = format!(
-                "{} acts on the same NodeMaintenance objects: it evicts pods at the same time, and opens a node that Drydock still \
-                 drains",
+                "{} acts on the same NodeMaintenance objects: the operator evicts pods at the same time, and uncordons \
+                 nodes that Drydock is still draining",
                 workload.name()
             );
             let namespace = super::namespace_of(workload.metadata);
             Finding::error(message).helps_by(
-                "remove it: what it began goes on",
-                format!("kubectl delete -n {namespace} deployment {}", name_of(workload.metadata)),
+                "remove the operator: Drydock continues the maintenances that the operator has started",
+                format!(
+                    "kubectl delete -n {namespace} deployment {}",
+                    name_of(workload.metadata)
+                ),
             )
         });
     found.collect()
@@ -181,20 +187,20 @@ fn kured(context: &RuleContext<'_>) -> Vec<Finding> {
         let edit = format!("kubectl edit -n {namespace} daemonset {}", name_of(workload.metadata));
         if workload.has_option(FORCE_REBOOT) && !workload.has_option("--force-reboot=false") {
             let message = format!(
-                "{name} has {FORCE_REBOOT}: when a drain fails or takes too long, it reboots the node with the guests that \
-                 are left"
+                "{name} has the option {FORCE_REBOOT}: when a drain fails or takes too long, kured reboots the node \
+                 although guests are still running"
             );
-            return Some(Finding::error(message).helps_by("take the option away", edit));
+            return Some(Finding::error(message).helps_by("remove the option", edit));
         }
         if workload.has_option(BLOCKING_SELECTOR) {
             return None;
         }
         let message = format!(
-            "{name} drains a node by evictions before it reboots it, one at a time by its own lock: a guest that blocks holds up all \
-             reboots, and it ignores that nodes are in maintenance"
+            "{name} drains each node with evictions before a reboot, one node at a time with a lock of its own: a \
+             guest that blocks a drain delays all reboots, and kured ignores NodeMaintenances"
         );
         Some(Finding::warning(message).helps_by(
-            format!("give it the option {BLOCKING_SELECTOR}=kubevirt.io=virt-launcher: then it reboots no node with guests"),
+            format!("set the option {BLOCKING_SELECTOR}=kubevirt.io=virt-launcher to exempt nodes with guests"),
             edit,
         ))
     });
@@ -208,11 +214,11 @@ fn descheduler(context: &RuleContext<'_>) -> Vec<Finding> {
         .filter(|workload| workload.is("descheduler") && !workload.has_option(IN_BACKGROUND))
         .map(|workload| {
             let message = format!(
-                "{} runs without the feature gate EvictionsInBackground: it takes an eviction that is put off while a guest moves \
-                 for a failure, and evicts another pod in its place",
+                "{} runs without the feature gate EvictionsInBackground: an eviction that is delayed while a guest \
+                 migrates is considered failed, and another pod is evicted instead",
                 workload.name()
             );
-            Finding::warning(message).helps(format!("give it the option --feature-gates={IN_BACKGROUND}"))
+            Finding::warning(message).helps(format!("set the option --feature-gates={IN_BACKGROUND}"))
         });
     found.collect()
 }
@@ -223,13 +229,13 @@ fn autoscaler(context: &RuleContext<'_>) -> Vec<Finding> {
         let exposed = used_without(context, annotation);
         let first = exposed.first()?;
         let message = format!(
-            "{} removes nodes that it finds little used, with the guests that have not moved in its time: {} may be next; it adds none \
-             for a guest that waits for room, as no pod is pending for it",
+            "{} removes nodes with low utilization, including guests that have not migrated in time: {} may be next; \
+             no node is added for a guest that waits for free resources, because the guest has no pending pod",
             workload.name(),
             exposed.join(", ")
         );
         Some(Finding::warning(message).helps_by(
-            "keep it from removing nodes with virtual machines",
+            "prevent the autoscaler from removing nodes with virtual machines",
             format!("kubectl annotate node {first} {annotation}=true"),
         ))
     });

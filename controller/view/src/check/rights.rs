@@ -24,9 +24,9 @@ fn maintenance(context: &RuleContext<'_>) -> Vec<Finding> {
     if missing.is_empty() {
         return Vec::new();
     }
-    let message = format!("you may not: {}", missing.join(", "));
+    let message = format!("missing rights: {}", missing.join(", "));
     vec![Finding::warning(message).helps_by(
-        "have an administrator who may bind roles grant that right, if you are to have it",
+        "have an administrator who may bind roles grant the rights that you need",
         "kubectl create clusterrolebinding NAME --clusterrole=drydock-maintenance-editor --user=YOU",
     )]
 }

@@ -42,7 +42,7 @@ fn each_misconfiguration_is_found_by_a_single_check() {
         for finding in &found.findings {
             assert!(finding.remedy.is_some(), "{finding:?}");
             let remedy = finding.remedy.as_ref().unwrap();
-            let _ = writeln!(listed, "  {}\n  helps: {}", finding.message, remedy.text);
+            let _ = writeln!(listed, "  {}\n  remedy: {}", finding.message, remedy.text);
             remedy
                 .command
                 .iter()

@@ -118,8 +118,8 @@ fn registered(context: &RuleContext<'_>) -> Vec<Finding> {
     let lost = missing(&VALIDATING);
     if !lost.is_empty() {
         let message = format!(
-            "the ValidatingWebhookConfiguration {WEBHOOKS} lacks {}: what they refuse is accepted, and evictions of guests' \
-             pods move nothing",
+            "the ValidatingWebhookConfiguration {WEBHOOKS} lacks {}: requests that these webhooks would deny are \
+             accepted, and evictions of guests' pods do not start migrations",
             lost.join(", ")
         );
         found.push(Finding::error(message).helps_to_apply());
@@ -127,7 +127,7 @@ fn registered(context: &RuleContext<'_>) -> Vec<Finding> {
     let lost = missing(&MUTATING);
     if !lost.is_empty() {
         let message = format!(
-            "the MutatingWebhookConfiguration {WEBHOOKS} lacks {}: defaults are filled in only later",
+            "the MutatingWebhookConfiguration {WEBHOOKS} lacks {}: default values are set only later",
             lost.join(", ")
         );
         found.push(Finding::warning(message).helps_to_apply());
@@ -151,11 +151,12 @@ fn bundles(context: &RuleContext<'_>) -> Vec<Finding> {
     }
     let namespace = context.namespace();
     let message = format!(
-        "no caBundle is written into {}: API servers do not trust the controller, and refuse what the webhooks are for",
+        "caBundle is not set in {}: API servers do not trust the controller, and deny the requests that these webhooks \
+         check",
         without.join(", ")
     );
     vec![Finding::error(message).helps_by(
-        "the leading controller writes it: see its logs",
+        "see the logs of the leading controller, which sets caBundle",
         format!("kubectl -n {namespace} logs deployment/drydock-controller --all-pods"),
     )]
 }
@@ -173,7 +174,7 @@ fn expiry(context: &RuleContext<'_>) -> Vec<Finding> {
     let late = lifetimes.authority.renew_before / 2;
     let logs = |found: Finding| {
         found.helps_by(
-            "the leading controller renews it: see its logs",
+            "see the logs of the leading controller, which renews the certificate authority",
             format!(
                 "kubectl -n {} logs deployment/drydock-controller --all-pods",
                 context.namespace()
@@ -183,17 +184,18 @@ fn expiry(context: &RuleContext<'_>) -> Vec<Finding> {
     let findings = bundles.into_iter().filter_map(|bundle| {
         let Some(end) = certificate::ends(bundle).into_iter().max() else {
             return Some(Finding::error(
-                "a caBundle of the webhooks holds no certificate that can be read",
+                "a caBundle of the webhooks contains no certificate that can be parsed",
             ));
         };
         let left = end.duration_since(context.now);
         if left.is_negative() || left.is_zero() {
-            let message =
-                format!("the authority of the webhooks' certificates has expired at {end}: API servers refuse them");
+            let message = format!(
+                "the certificate authority of the webhooks expired at {end}: API servers do not trust the webhooks"
+            );
             Some(Finding::error(message))
         } else if left.unsigned_abs() < late {
             let message = format!(
-                "the authority of the webhooks' certificates expires in {}, and has not been renewed",
+                "the certificate authority of the webhooks expires in {}, and has not been renewed",
                 seconds(left.unsigned_abs().as_secs())
             );
             Some(Finding::warning(message))
@@ -224,7 +226,7 @@ fn exempt(context: &RuleContext<'_>) -> Vec<Finding> {
         };
         if by_object.is_some_and(|selector| !is_empty(selector)) {
             let message = format!(
-                "the webhook {} has an objectSelector: what it exempts is not checked",
+                "the webhook {} has an objectSelector: objects that the selector exempts are not checked",
                 webhook.name
             );
             found.push(Finding::warning(message).helps_to_apply());
@@ -239,7 +241,8 @@ fn exempt(context: &RuleContext<'_>) -> Vec<Finding> {
             .collect();
         if !exempt.is_empty() {
             let message = format!(
-                "the namespaceSelector of the webhook {} exempts {}: there are virtual machines that it does not protect",
+                "the namespaceSelector of the webhook {} exempts namespaces with virtual machines ({}): these virtual \
+                 machines are not protected",
                 webhook.name,
                 exempt.join(", ")
             );
@@ -262,11 +265,11 @@ fn endpoints(context: &RuleContext<'_>) -> Vec<Finding> {
         return Vec::new();
     }
     let message = format!(
-        "the Service {namespace}/{SERVICE} has no endpoint that is ready: API servers reach no webhook, and refuse to create \
-         or change virtual machines"
+        "the Service {namespace}/{SERVICE} has no ready endpoint: API servers cannot reach the webhooks, and refuse to \
+         create or change virtual machines"
     );
     vec![Finding::error(message).helps_by(
-        "compare its selector and ports with the controller's pods",
+        "compare the selector and the ports of the Service with the controller's pods",
         format!("kubectl -n {namespace} describe service {SERVICE}"),
     )]
 }
@@ -277,7 +280,7 @@ fn subresources(context: &RuleContext<'_>) -> Vec<Finding> {
     for name in API_SERVICES {
         let mut all = context.survey.api_services.iter();
         let Some(service) = all.find(|service| name_of(&service.metadata) == name) else {
-            let message = format!("the APIService {name} is missing: virtctl reaches no virtual machine by it");
+            let message = format!("the APIService {name} is missing: requests of virtctl with this API version fail");
             found.push(Finding::error(message).helps_to_apply());
             continue;
         };
@@ -286,7 +289,7 @@ fn subresources(context: &RuleContext<'_>) -> Vec<Finding> {
             backend.name.as_deref() == Some(SERVICE) && backend.namespace.as_deref() == Some(namespace)
         });
         if !is_ours {
-            let message = format!("the APIService {name} leads to another component than {namespace}/{SERVICE}");
+            let message = format!("the APIService {name} does not refer to the Service {namespace}/{SERVICE}");
             found.push(Finding::error(message).helps_to_apply());
             continue;
         }
@@ -297,10 +300,10 @@ fn subresources(context: &RuleContext<'_>) -> Vec<Finding> {
             let why = available.and_then(|condition| condition.message.clone());
             let message = format!(
                 "the APIService {name} is not available ({}): virtctl does not work, and no namespace can be deleted",
-                why.unwrap_or_else(|| "the API server has not tried it yet".into())
+                why.unwrap_or_else(|| "the API server has not reported a reason".into())
             );
             found.push(Finding::error(message).helps_by(
-                "see what the API server reports of it, and the controller's logs",
+                "see the conditions of the APIService, and the controller's logs",
                 format!("kubectl describe apiservice {name}"),
             ));
         }

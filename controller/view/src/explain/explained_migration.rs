@@ -127,11 +127,11 @@ fn source_state(state: SourceState) -> &'static str {
     match state {
         SourceState::Migrating => "sends the guest",
         SourceState::Halted => "has paused the guest, and waits for the target",
-        SourceState::Released => "has let the guest go",
+        SourceState::Released => "has released the guest",
         SourceState::Stopped | SourceState::HandedOver => "has handed the guest over",
         SourceState::Stayed => "has kept the guest",
         SourceState::Ended => "reports that the guest has ended",
-        SourceState::Unknown => "reports a state of a later version",
+        SourceState::Unknown => "reports a state that this version does not support",
     }
 }
 
@@ -139,11 +139,11 @@ fn target_state(state: TargetState) -> &'static str {
     match state {
         TargetState::Prepared => "is prepared",
         TargetState::Refused => "refuses the guest",
-        TargetState::Complete => "has the whole guest, and waits for the source",
+        TargetState::Complete => "has received the whole guest, and waits for the source",
         TargetState::Running => "runs the guest",
-        TargetState::Gone => "has nothing of the guest",
+        TargetState::Gone => "has no data of the guest",
         TargetState::Ended => "reports that the guest has ended",
-        TargetState::Unknown => "reports a state of a later version",
+        TargetState::Unknown => "reports a state that this version does not support",
     }
 }
 
@@ -186,17 +186,17 @@ fn queue(snapshot: &Snapshot, migration: &VirtualMachineInstanceMigration) -> Op
         .filter(|entry| matches!(entry.stage, QueueStage::Holding { .. }) && entry.uid != uid);
     Some(QueuePosition {
         urgency: match own.urgency {
-            Urgency::None => "none was given",
+            Urgency::None => "not set",
             Urgency::SystemMaintenance => "background maintenance",
-            Urgency::UserTriggered => "a user waits for it",
+            Urgency::UserTriggered => "a user waits for the migration",
             Urgency::SystemCritical => "a node is being drained",
         },
         stage: match own.stage {
             QueueStage::Waiting => "waits",
-            QueueStage::Refused => "waits: the API server refuses its target pod",
-            QueueStage::Placing { held_up: true } => "waits: its target pod does not start",
-            QueueStage::Placing { held_up: false } => "starts its target pod",
-            QueueStage::Placed { .. } => "waits for a slot, its target pod is ready",
+            QueueStage::Refused => "waits: the API server refuses the target pod",
+            QueueStage::Placing { held_up: true } => "waits: the target pod does not start",
+            QueueStage::Placing { held_up: false } => "starts the target pod",
+            QueueStage::Placed { .. } => "waits for a slot; the target pod is ready",
             QueueStage::Holding { .. } => "has a slot",
         },
         place: place.map(|index| index + 1),
@@ -231,7 +231,7 @@ impl MigrationExplanation {
         line("phase", &format!("{}{since}", self.phase.as_str()));
         if !self.message.is_empty() {
             let label = match self.phase {
-                MigrationPhase::Failed => "why it failed",
+                MigrationPhase::Failed => "failure",
                 MigrationPhase::Succeeded => "",
                 _ => "waits",
             };
@@ -239,22 +239,22 @@ impl MigrationExplanation {
         }
         if let Some(queue) = &self.queue {
             let place = match (queue.place, queue.limit) {
-                (Some(place), Some(limit)) => format!("place {place} of {}, behind the {limit}; ", queue.waiting),
+                (Some(place), Some(limit)) => format!("position {place} of {}, limited by {limit}; ", queue.waiting),
                 _ => String::new(),
             };
             line(
                 "queue",
-                &format!("{place}it {}; urgency: {}", queue.stage, queue.urgency),
+                &format!("{place}the migration {}; urgency: {}", queue.stage, queue.urgency),
             );
             if !queue.running.is_empty() && queue.place.is_some() {
-                line("ahead of it", &queue.running.join(", "));
+                line("slots used by", &queue.running.join(", "));
             }
         }
         if let Some(progress) = self.progress.as_ref().filter(|_| !self.phase.is_final()) {
             line("progress", &amounts(progress, now).join(", "));
             let rates = [
-                (progress.bandwidth, "are sent in a second"),
-                (progress.dirty_rate, "are changed by the guest in a second"),
+                (progress.bandwidth, "are sent per second"),
+                (progress.dirty_rate, "are changed by the guest per second"),
             ];
             let rates = rates
                 .into_iter()
@@ -315,7 +315,7 @@ mod tests {
                 "2026-11-27T14:00:03Z",
                 &json!({"phase": "Pending", "sourceNode": "a",
                 "conditions": [{"type": "Waiting", "status": "True", "reason": "SourceNodeLimit",
-                    "message": "as many guests leave its node as may at once (2); its place in the queue is 2"}]}),
+                    "message": "the source node has reached its limit of outbound migrations (2); queue position 2"}]}),
             ),
         ];
         snapshot

@@ -136,21 +136,21 @@ fn agent(status: Option<&HypervisorStatus>, lease: &Lease, now: Timestamp) -> St
     let version = status
         .map(|status| status.agent_version.as_str())
         .filter(|version| !version.is_empty());
-    let version = version.map_or_else(|| "it has not reported".into(), |version| format!("version {version}"));
+    let version = version.map_or_else(|| "no report".into(), |version| format!("version {version}"));
     let lease = match lease {
         Lease::Renewed(at) => {
             let ago = u64::try_from(now.duration_since(*at).as_secs()).unwrap_or(0);
             if ago > STALE_AFTER.as_secs() {
                 format!(
-                    "its Lease was not renewed for {}, so it does not respond; guests may run on",
+                    "its Lease was not renewed for {}: the agent does not respond; guests may still be running",
                     seconds(ago)
                 )
             } else {
                 format!("its Lease was renewed {} ago", seconds(ago))
             }
         }
-        Lease::Missing => "it has no Lease, so none runs there".into(),
-        Lease::Unread(why) => format!("its Lease was not read ({why})"),
+        Lease::Missing => "no Lease exists: no agent runs on the node".into(),
+        Lease::Unread(why) => format!("its Lease could not be read ({why})"),
     };
     format!("{version}; {lease}")
 }
@@ -205,12 +205,12 @@ impl NodeExplanation {
             &format!("{} guests; {requested} of {all} of memory are requested", row.guests),
         );
         if self.refuses.is_empty() {
-            line("new guests", "may start there, if they have no special requirements");
+            line("new guests", "may start if they have no special requirements");
         }
         for (index, reason) in self.refuses.iter().enumerate() {
             line(
                 if index == 0 { "new guests" } else { "" },
-                &format!("may not: the node {reason}"),
+                &format!("may not start: the node {reason}"),
             );
         }
         line("agent", &self.agent);
@@ -346,18 +346,16 @@ mod tests {
         let now: Timestamp = "2026-11-27T14:02:11Z".parse().unwrap();
         let ago = |seconds| Lease::Renewed(now - jiff::SignedDuration::from_secs(seconds));
         for (lease, expected) in [
-            (ago(40), "it has not reported; its Lease was renewed 40 s ago"),
+            (ago(40), "no report; its Lease was renewed 40 s ago"),
             (
                 ago(41),
-                "it has not reported; its Lease was not renewed for 41 s, so it does not respond; guests may run on",
+                "no report; its Lease was not renewed for 41 s: the agent does not respond; guests may still be \
+                 running",
             ),
-            (
-                Lease::Missing,
-                "it has not reported; it has no Lease, so none runs there",
-            ),
+            (Lease::Missing, "no report; no Lease exists: no agent runs on the node"),
             (
                 Lease::Unread("forbidden".into()),
-                "it has not reported; its Lease was not read (forbidden)",
+                "no report; its Lease could not be read (forbidden)",
             ),
         ] {
             assert_eq!(agent(None, &lease, now), expected);

@@ -62,7 +62,7 @@ pub fn model(snapshot: &Snapshot, model: &str) -> ModelExplanation {
         };
         let facts = view.facts.filter(|facts| facts.virtualization.is_some());
         let Some(facts) = facts else {
-            node.message = "its CPU is not known: no agent has reported it".into();
+            node.message = "the CPU of the node is not known: no agent has reported it".into();
             nodes.push(node);
             continue;
         };
@@ -106,19 +106,19 @@ pub fn model(snapshot: &Snapshot, model: &str) -> ModelExplanation {
 /// Returns the message about one node.
 fn sentence(node: &ModelOnNode, is_known: bool, obsolete: bool) -> String {
     match node.usable {
-        Some(true) if node.labelled || obsolete => "guests can have it".into(),
-        Some(true) => "guests can have it, but the node has no label for it, so none is placed there by it".into(),
-        Some(false) if !is_known => "libvirt does not know it there".into(),
-        Some(false) if node.missing.is_empty() => "guests cannot have it; libvirt does not report why".into(),
+        Some(true) if node.labelled || obsolete => "guests can have this model".into(),
+        Some(true) => "guests can have this model, but pods cannot select it: the node has no label for it".into(),
+        Some(false) if !is_known => "libvirt on this node does not list this model".into(),
+        Some(false) if node.missing.is_empty() => "guests cannot have this model; libvirt reports no reason".into(),
         _ => {
             let missing = node.missing.join(", ");
             let verb = if node.missing.len() == 1 { "is" } else { "are" };
             let masked = match node.masked.len() {
                 0 => String::new(),
-                all if all == node.missing.len() => "; the node's mask withholds it".to_owned(),
+                all if all == node.missing.len() => "; the cause is the node's mask".to_owned(),
                 _ => format!("; the node's mask withholds {}", node.masked.join(", ")),
             };
-            format!("guests cannot have it: {missing} {verb} missing{masked}")
+            format!("guests cannot have this model: {missing} {verb} missing{masked}")
         }
     }
 }
@@ -134,12 +134,14 @@ impl ModelExplanation {
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
         let usable = self.nodes.iter().filter(|node| node.usable == Some(true)).count();
-        let mut head = format!("guests can have it on {usable} of {} nodes", self.nodes.len());
+        let mut head = format!("guests can have this model on {usable} of {} nodes", self.nodes.len());
         if !self.similar.is_empty() {
-            head = format!("no node knows it; did you mean {}?", self.similar.join(", "));
+            head = format!("no node has this model; did you mean {}?", self.similar.join(", "));
         }
         if self.obsolete {
-            head.push_str("; it is obsolete, so no node has a label for it and no virtual machine can request it");
+            head.push_str(
+                "; the model is obsolete, so no node has a label for it and no virtual machine can request it",
+            );
         }
         beside(&mut text, &self.model, &head, MESSAGE, width);
         for node in &self.nodes {
@@ -211,7 +213,7 @@ mod tests {
         assert!(
             found
                 .text(80)
-                .starts_with("Skylake         no node knows it; did you mean Skylake-Server?\n")
+                .starts_with("Skylake         no node has this model; did you mean Skylake-Server?\n")
         );
     }
 }

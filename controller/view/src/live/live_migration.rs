@@ -66,7 +66,7 @@ pub(super) fn pieces(migration: &VirtualMachineInstanceMigration, now: Timestamp
     let mut pieces = vec![format!("to {}", target.unwrap_or("another node"))];
     pieces.extend(amounts(progress, now));
     match source.and_then(|source| source.mode) {
-        Some(MigrationMode::PostCopy) => pieces.push("runs there already".into()),
+        Some(MigrationMode::PostCopy) => pieces.push("already runs on the target".into()),
         Some(MigrationMode::Paused) => pieces.push("paused".into()),
         _ => {}
     }
@@ -87,8 +87,8 @@ pub fn describe(migration: &VirtualMachineInstanceMigration) -> (&'static str, S
                 .map(|(start, end)| end.duration_since(start));
             let took = took.and_then(|took| u64::try_from(took.as_secs()).ok());
             took.map_or_else(
-                || "it has moved".into(),
-                |took| format!("it has moved, in {}", crate::text::seconds(took)),
+                || "the guest has moved".into(),
+                |took| format!("the guest has moved in {}", crate::text::seconds(took)),
             )
         }
         MigrationPhase::Failed => {

@@ -46,16 +46,16 @@ fn course() -> NodeCourse {
                 guest(
                     "shop/cache",
                     "Blocked",
-                    "it cannot be migrated (DisksNotLiveMigratable: PVC data is not shared)",
+                    "the guest cannot be migrated (DisksNotLiveMigratable: PVC data is not shared)",
                 ),
                 guest(
                     "db/replica",
                     "Waiting",
-                    "as many guests leave its node as may at once (2); its place in the queue is 1",
+                    "the source node has reached its limit of outbound migrations (2); queue position 1",
                 ),
                 guest("shop/web", "Moving", "its migration is under way"),
                 guest("shop/api", "Moving", "its migration is under way"),
-                guest("dev/scratch", "ShuttingDown", "it is being shut down"),
+                guest("dev/scratch", "ShuttingDown", "the guest is being shut down"),
             ],
         )),
         migrations: vec![
@@ -160,8 +160,8 @@ fn broken_connection_is_reported_with_the_time() {
     assert_eq!(
         last,
         [
-            "nothing new since 14:01:00: the API server is not reached; the drain goes on",
-            "  without it"
+            "no updates since 14:01:00: the API server cannot be reached; the drain continues",
+            "  in the cluster"
         ]
     );
 }
@@ -214,7 +214,7 @@ fn colours_change_no_text() {
 fn migration_is_shown_with_the_waiting_reason() {
     let wait = json!({"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db"},
         "status": {"phase": "Pending", "sourceNode": "worker-1", "conditions": [{"type": "Waiting", "status": "True",
-            "reason": "ClusterLimit", "message": "as many guests move in the cluster as may at once (5); its place in the queue is 2"}]}});
+            "reason": "ClusterLimit", "message": "the cluster has reached its limit of parallel migrations (5); queue position 2"}]}});
     let failed = json!({"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db"},
         "status": {"phase": "Failed", "sourceNode": "worker-1", "target": {"node": "worker-2"},
             "migrationState": {"failed": true, "failureReason": "the target refused the guest"}}});

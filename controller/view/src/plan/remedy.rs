@@ -23,7 +23,7 @@ pub struct Remedy {
 impl Remedy {
     /// Appends the remedy to a text, indented to a column.
     pub(crate) fn append(&self, text: &mut String, column: usize, width: usize) {
-        beside(text, "", &format!("helps: {}", self.text), column, width);
+        beside(text, "", &format!("remedy: {}", self.text), column, width);
         if let Some(command) = &self.command {
             // The command is not wrapped, so that it can be copied. Writing to a string cannot fail.
             let _ = writeln!(text, "{:column$}{command}", "");
@@ -46,29 +46,29 @@ impl Remedy {
             .any(|owner| owner.controller == Some(true) && owner.kind == "VirtualMachine");
         let shut_down = if restarts {
             Self {
-                text: "let it be shut down, and started on another node".into(),
+                text: "allow the guest to be restarted on another node".into(),
                 command: Some(format!(
                     "kubectl annotate vmi -n {namespace} {name} {EVACUATION_FALLBACK}={RESTART}"
                 )),
             }
         } else {
             Self {
-                text: "delete it: nothing starts it again".into(),
+                text: "delete the guest (it is not started again)".into(),
                 command: Some(format!("kubectl delete vmi -n {namespace} {name}")),
             }
         };
         match reason {
             "NotMigratable" | "CannotEvacuate" => Some(shut_down),
             "NoTargetAvailable" => Some(Self {
-                text: format!("make room on another node, or {}", shut_down.text),
+                text: format!("free resources on another node, or {}", shut_down.text),
                 command: shut_down.command,
             }),
             "DisruptionBudget" => Some(Self {
-                text: "change the PodDisruptionBudget that selects its pod".into(),
+                text: "change the PodDisruptionBudget that selects the guest's pod".into(),
                 command: Some(format!("kubectl get pdb -n {namespace}")),
             }),
             "External" => Some(Self {
-                text: "its eviction strategy is External: another component has to move it".into(),
+                text: "the eviction strategy of the guest is External: another component must migrate the guest".into(),
                 command: None,
             }),
             _ => None,

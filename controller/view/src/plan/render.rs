@@ -34,7 +34,7 @@ fn node_text(text: &mut String, plan: &DrainPlan, node: &NodePlan, clock: &str, 
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{}: {guests} virtual machines, {pods} other pods; as of {clock}, nothing changed",
+        "{}: {guests} virtual machines, {pods} other pods; as of {clock}; nothing was changed",
         node.name
     );
     if !node.blocks.is_empty() {
@@ -56,7 +56,7 @@ fn node_text(text: &mut String, plan: &DrainPlan, node: &NodePlan, clock: &str, 
         let end = node.end.map(|end| end.duration_since(plan.at).as_secs());
         let takes = match end.and_then(|end| u64::try_from(end).ok()) {
             Some(end) => format!("about {}", seconds(end)),
-            None => "no migration was measured yet".into(),
+            None => "no estimate (no migration has been measured yet)".into(),
         };
         let head = format!("{takes}, {} at a time", node.parallel);
         let _ = writeln!(
@@ -96,7 +96,7 @@ fn node_text(text: &mut String, plan: &DrainPlan, node: &NodePlan, clock: &str, 
 
 /// Returns the sentence about a PodDisruptionBudget that allows no eviction, with its numbers of pods.
 pub(crate) fn held_by_budget(budget: &str, ready: i32, required: i32) -> String {
-    format!("budget {budget} lets none go ({ready} are ready, {required} are required)")
+    format!("budget {budget} allows no eviction ({ready} ready, {required} required)")
 }
 
 fn name(guest: &GuestPlan) -> String {
@@ -111,16 +111,16 @@ fn line(text: &mut String, name: &str, message: &str, width: usize) {
 /// Returns the sentence about the free memory of the other nodes.
 fn room(room: &Room) -> String {
     if room.nodes == 0 {
-        return "no other node takes virtual machines".into();
+        return "no other node accepts virtual machines".into();
     }
     let free = format!(
-        "{} of memory are not requested on the other nodes afterwards",
+        "the other nodes will have {} of unrequested memory",
         bytes(room.free_bytes)
     );
     match &room.lost {
-        None => format!("{free}; enough if one more node is lost"),
+        None => format!("{free}; enough if one more node fails"),
         Some(node) => format!(
-            "{free}; if {node} is lost too, {} are missing",
+            "{free}; if {node} also fails, {} are missing",
             bytes(room.missing_bytes)
         ),
     }

@@ -128,7 +128,7 @@ fn room_without_another_open_node_names_no_amount() {
     assert_eq!(plan.room.nodes, 0);
     let text = text(&plan, "14:02:11", 80);
     assert!(
-        text.contains("ROOM             no other node takes virtual machines\n"),
+        text.contains("ROOM             no other node accepts virtual machines\n"),
         "{text}"
     );
     assert!(!text.contains("one more node"), "{text}");
@@ -169,7 +169,7 @@ fn empty_node_would_be_empty_at_once() {
     assert_eq!(plan.verdict(), Verdicts::AllMove);
     let text = text(&plan, "14:02:11", 80);
     assert!(
-        text.starts_with("c: 0 virtual machines, 0 other pods; as of 14:02:11, nothing changed\n"),
+        text.starts_with("c: 0 virtual machines, 0 other pods; as of 14:02:11; nothing was changed\n"),
         "{text}"
     );
 }

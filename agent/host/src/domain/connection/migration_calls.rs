@@ -213,7 +213,7 @@ pub(super) fn compare_cpu(
     match result {
         sys::VIR_CPU_COMPARE_IDENTICAL | sys::VIR_CPU_COMPARE_SUPERSET => Ok(CpuComparison::Fits),
         sys::VIR_CPU_COMPARE_INCOMPATIBLE => Ok(CpuComparison::Incompatible {
-            message: "the CPU is incompatible with that of the host".into(),
+            message: "the guest's CPU is incompatible with the host's CPU".into(),
             features: Vec::new(),
         }),
         _ => CpuComparison::from_error(LibvirtError::last(CALL)),

@@ -157,7 +157,7 @@ async fn failed_report_of_a_failed_start_is_repeated() {
             let ready = &stored["status"]["conditions"][0];
             ready["message"]
                 .as_str()
-                .is_some_and(|text| text.contains("readiness report"))
+                .is_some_and(|text| text.contains("ready file of the guest's launcher"))
         })
         .await;
     }

@@ -1,15 +1,15 @@
 // @ts-check
-// Shows a page that the console keeps up to date, and sends what its user does. All HTML comes from the console.
+// Keeps a page up to date with the console, and sends the input of the user. All HTML comes from the console.
 
 /** @typedef {{id: string, into: string, html: string}} Part */
 /** @typedef {{title?: string, announce?: string, parts?: Part[], order?: Record<string, string[]>}} Update */
 
 const KEY = "drydock-session";
-/** Whether users are known by bearer tokens rather than by the link that they have opened. */
+/** Whether users are identified by bearer tokens, and not by the link that they have opened. */
 const TOKENS = document.body.dataset.mode === "in-cluster";
-/** Milliseconds without a line after which the connection counts as broken: the console sends one every five seconds. */
+/** Milliseconds without a line after which the connection is considered broken. The console sends a line every 5 s. */
 const IDLE_TIMEOUT = 20_000;
-/** Milliseconds after which a tab that nobody sees closes its connection. */
+/** Milliseconds after which a hidden tab closes its connection. */
 const HIDDEN = 30_000;
 
 /** @param {string} id @returns {HTMLElement} */
@@ -34,7 +34,7 @@ async function post(path, body) {
   return result;
 }
 
-/** A view that is kept up to date: its parts are children of elements with known identities. */
+/** A view that is kept up to date. Its parts are children of elements with known identities. */
 class View {
   stopped = false;
   connection = new AbortController();
@@ -74,7 +74,7 @@ class View {
         if (!this.stopped && this.main) {
           element("connection").hidden = false;
           element("connection").textContent = `No connection to the console since ${new Date().toLocaleTimeString()} `
-            + `(${reason(error)}). This page is from before; maintenance goes on in the cluster.`;
+            + `(${reason(error)}). This page shows the last known state; maintenance continues in the cluster.`;
         }
       }
       clearTimeout(timer);
@@ -106,14 +106,14 @@ class View {
 }
 
 /** @param {HTMLElement} shown @param {HTMLElement} fresh */
-function exchange(shown, fresh) { // Replaces an element, and keeps what its user has done to it.
+function exchange(shown, fresh) { // Replaces an element, and keeps its focus, input and open folds.
   const focused = shown.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
   const place = focused ? [...shown.querySelectorAll(focused.tagName)].indexOf(focused) : -1;
   for (const old of shown.querySelectorAll("[id]")) {
     const other = fresh.querySelector(`[id="${CSS.escape(old.id)}"]`);
     if (old instanceof HTMLDetailsElement && other instanceof HTMLDetailsElement) other.open = old.open;
     if (old instanceof HTMLInputElement && other instanceof HTMLInputElement) [other.value, other.checked] = [old.value, old.checked];
-    // Rows of a table are parts of their own.
+    // The rows of a table are parts with identities of their own.
     if (old.tagName === "TBODY") other?.replaceChildren(...old.children);
   }
   shown.replaceWith(fresh);
@@ -121,7 +121,7 @@ function exchange(shown, fresh) { // Replaces an element, and keeps what its use
 }
 
 /** @param {string} into @param {string[]} ids */
-function arrange(into, ids) { // Brings the parts in an element into their order; others are gone, and the element may be too.
+function arrange(into, ids) { // Sorts the parts in an element, if it still exists, and removes other parts.
   const parent = document.getElementById(into);
   ids.forEach((id, index) => {
     const child = document.getElementById(id);
@@ -157,7 +157,7 @@ function clip(text, note) {
 
 let [view, inDialog] = /** @type {(View | void)[]} */ ([]);
 
-/** @param {Map<string, Part>} [parts] What is on the page already. */
+/** @param {Map<string, Part>} [parts] Parts that are already on the page. */
 function show(parts) {
   view?.stop();
   view = new View(location.pathname + location.search, true);
@@ -195,16 +195,16 @@ document.addEventListener("submit", (event) => {
   if (!path) return;
   const error = /** @type {HTMLElement} */ (form.querySelector(".error"));
   const button = /** @type {HTMLButtonElement} */ (form.querySelector("[type=submit]"));
-  // Elsewhere than in a dialog it may be pressed again, and keeps the focus.
+  // Outside of a dialog, the button may be pressed again and keeps the focus.
   button.disabled = dialog.open;
   error.hidden = true;
   post(path, Object.fromEntries(new FormData(form))).then((result) => {
     dialog.close();
     form.reset();
     if (result.done) notice(result.done);
-    if (result.link) clip(result.link, "Copied; it works once, on this machine");
+    if (result.link) clip(result.link, "Link copied; it works once, on this machine");
   }, (failure) => {
-    // The form may have been shown anew meanwhile.
+    // The form may have been replaced in the meantime.
     const shown = document.querySelector(`[id="${form.id}"] .error`) ?? error;
     Object.assign(shown, {textContent: failure.message, hidden: false});
   }).finally(() => { button.disabled = false; });
@@ -222,12 +222,12 @@ document.addEventListener("input", ({target: field}) => {
 
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);
-  // The connection to a guest would end too, and what the guest prints meanwhile would be lost.
+  // Stopping the view would also end the connection to a guest, and the output of the guest would be lost.
   if (document.hidden && !document.querySelector("[data-guest]")) hiding = setTimeout(() => view?.stop(), HIDDEN);
   else if (view?.stopped) show(view.parts);
 });
 
-// Draws what changes on a display, as long as its canvas is on the page.
+// Draws the changes of a guest's display as long as its canvas is on the page.
 /** @param {HTMLCanvasElement} canvas */
 async function draw(canvas) {
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -246,7 +246,7 @@ async function draw(canvas) {
 }
 
 let [inputs, sending] = [/** @type {object[]} */ ([]), false];
-// Sends input to the guest that an element belongs to, in order: what comes during a request is in the next.
+// Sends input to the guest that an element belongs to, in order. Input during a request is sent with the next request.
 /** @param {object} input @param {Element | null} [from] */
 async function send(input, from = document.activeElement) {
   const guest = from?.closest("[data-guest]")?.getAttribute("data-guest");
@@ -267,7 +267,7 @@ function onKey(event) {
     /** @type {HTMLElement | null} */ (menu.querySelector("summary"))?.focus();
   }
   const screen = document.activeElement?.closest("[data-guest]");
-  // A terminal leaves copying and pasting to the browser.
+  // The browser handles copying and pasting in a terminal.
   if (!screen || event.metaKey || (ctrl && shift && key !== "Escape" && screen.id === "terminal")) return;
   event.preventDefault();
   if (ctrl && (key === "F6" || (shift && key === "Escape"))) element("below").focus();

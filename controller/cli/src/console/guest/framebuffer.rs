@@ -67,7 +67,7 @@ impl Framebuffer {
             .is_err()
         {
             return Err(format!(
-                "the displays that are open leave no room for {width} x {height} pixels: close one"
+                "the open displays leave no memory for {width} x {height} pixels: close one of them"
             ));
         }
         let mut pixels = vec![0; size];

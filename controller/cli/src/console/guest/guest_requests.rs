@@ -53,10 +53,7 @@ fn find(shared: &ConsoleContext, guest: &str) -> Option<Arc<OpenGuest>> {
 }
 
 fn not_open() -> Response {
-    error(
-        StatusCode::NOT_FOUND,
-        "this guest is not open any more: load the page again",
-    )
+    error(StatusCode::NOT_FOUND, "this guest is no longer open: reload the page")
 }
 
 /// Passes input on to the guest.
@@ -88,6 +85,6 @@ pub(in crate::console) async fn frame(
     };
     match guest.frame((frame.width, frame.height), PATIENCE).await {
         Some(pixels) => ([(CONTENT_TYPE, "application/octet-stream")], pixels).into_response(),
-        None => error(StatusCode::CONFLICT, "the display has another size by now"),
+        None => error(StatusCode::CONFLICT, "the size of the display has changed"),
     }
 }

@@ -36,13 +36,13 @@ pub(super) enum RfbError {
     Version(String),
     #[error("the display's security types {0:?} are not supported; supported: 1 (none)")]
     Security(Vec<u8>),
-    #[error("the display refuses: {0}")]
+    #[error("the display refuses the connection: {0}")]
     Refused(String),
-    #[error("the display's message {0} is not known; known: 0 to 3")]
+    #[error("the display's message {0} is not supported; supported: 0 to 3")]
     Message(u8),
     #[error("the display's encoding {0} was not requested; requested: {RAW}, {COPY}, {DESKTOP_SIZE}")]
     Encoding(i32),
-    #[error("the display's rectangle of {} x {} at {}, {} is not on it", .0.width, .0.height, .0.x, .0.y)]
+    #[error("the display's rectangle of {} x {} at {}, {} is outside of the display", .0.width, .0.height, .0.x, .0.y)]
     Outside(Rectangle),
     #[error("{0}")]
     Size(String),
@@ -508,8 +508,8 @@ mod tests {
         let refused = |bytes: &[u8]| Rfb::new(Budget::default()).feed(bytes).unwrap_err().to_string();
         assert!(refused(b"RFB 003.003\n").contains("\"RFB 003.003\""));
         assert!(refused(b"RFB 003.008\n\x02\x02\x13").contains("[2, 19]"));
-        assert!(refused(b"RFB 003.008\n\0\0\0\0\x04full").ends_with("refuses: full"));
-        assert!(refused(b"RFB 003.008\n\x01\x01\0\0\0\x01\0\0\0\x02no").ends_with("refuses: no"));
+        assert!(refused(b"RFB 003.008\n\0\0\0\0\x04full").ends_with("refuses the connection: full"));
+        assert!(refused(b"RFB 003.008\n\x01\x01\0\0\0\x01\0\0\0\x02no").ends_with("refuses the connection: no"));
         assert!(refused(&handshake(9000, 9000)).contains("9000 x 9000"));
         let refused = |bytes: &[u8]| connected().feed(bytes).unwrap_err().to_string();
         assert!(refused(&[7]).contains("message 7"));

@@ -53,15 +53,15 @@ pub(super) enum HandshakeError {
     /// The API server, or the server of the subresources, has refused the websocket with this message.
     #[error("{message}")]
     Status { code: u16, message: String },
-    #[error("the API server is not reached")]
+    #[error("the API server cannot be reached")]
     Unreached(#[source] kube::Error),
-    #[error("the connection ended before it was a websocket")]
+    #[error("the connection ended before the upgrade to a websocket")]
     Upgrade(#[source] hyper::Error),
     #[error("the API server accepted no websocket with the subprotocol {SUBPROTOCOL}")]
     NoWebSocket,
     #[error("the API server opened no websocket within {} s", CONNECT.as_secs())]
     TooLate,
-    #[error("no request can be made of the name")]
+    #[error("the name of the guest is not valid in a request")]
     Request(#[source] axum::http::Error),
 }
 

@@ -30,13 +30,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 enum CertificateError {
     #[error("{} cannot be read", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{CERTIFICATE} in {} has no PEM certificates", folder.display())]
+    #[error("{CERTIFICATE} in {} cannot be parsed as PEM", folder.display())]
     Certificate { folder: PathBuf, source: pem::Error },
-    #[error("{CERTIFICATE} in {} has no certificate", folder.display())]
+    #[error("{CERTIFICATE} in {} contains no certificate", folder.display())]
     Empty { folder: PathBuf },
-    #[error("{KEY} in {} has no PEM key", folder.display())]
+    #[error("{KEY} in {} contains no valid PEM key", folder.display())]
     Key { folder: PathBuf, source: pem::Error },
-    #[error("{KEY} in {} does not belong to {CERTIFICATE}, or is of a kind that is not supported", folder.display())]
+    #[error("{KEY} in {} does not match {CERTIFICATE}, or the type of the key is not supported", folder.display())]
     Pair { folder: PathBuf, source: rustls::Error },
 }
 
@@ -108,7 +108,7 @@ pub(super) async fn keep(folders: Vec<PathBuf>, served: ServedCertificate, stopp
         let checked = Files::read(&folders).and_then(|files| match files {
             Some(files) if shown.as_ref() != Some(&files) => {
                 served.replace(Arc::new(files.certified()?));
-                info!(folder = %files.folder.display(), "another certificate is served");
+                info!(folder = %files.folder.display(), "a new certificate is served");
                 shown = Some(files);
                 Ok(())
             }
@@ -195,10 +195,10 @@ mod tests {
             (
                 first.0.as_str(),
                 other.1.as_str(),
-                "tls.key in /x does not belong to tls.crt",
+                "tls.key in /x does not match tls.crt",
             ),
-            (&first.0, "no key", "tls.key in /x has no PEM key"),
-            ("no certificate", &first.1, "tls.crt in /x has no certificate"),
+            (&first.0, "no key", "tls.key in /x contains no valid PEM key"),
+            ("no certificate", &first.1, "tls.crt in /x contains no certificate"),
         ] {
             let files = Files {
                 folder: "/x".into(),
@@ -236,7 +236,7 @@ mod tests {
             assert_eq!(current(), Some(der(&first.0)));
             folders.write("made", &other.0, &first.1);
             sleep(CHECK_INTERVAL).await;
-            assert_eq!(current(), Some(der(&first.0)), "the pair does not fit");
+            assert_eq!(current(), Some(der(&first.0)), "the pair does not match");
             folders.write("made", &other.0, &other.1);
             sleep(CHECK_INTERVAL).await;
             assert_eq!(current(), Some(der(&other.0)));

@@ -222,7 +222,8 @@ async fn token_that_is_missing_or_refused_shows_nothing() {
     assert_eq!(response.headers()[WWW_AUTHENTICATE], "Bearer error=\"invalid_token\"");
     let (code, body) = value(response).await;
     assert_eq!(code, 401);
-    let reason = "the API server does not accept the token: it is none of this cluster, was revoked, or its ServiceAccount was deleted";
+    let reason = "the API server does not accept the token: it was not issued for this cluster, was revoked, or its \
+                  ServiceAccount was deleted";
     assert_eq!((&body["reason"], &body["error"]), (&reason.into(), &reason.into()));
     // {"exp":1}
     let (_, body) = setup.refused(Some("e30.eyJleHAiOjF9.x")).await;
@@ -352,7 +353,7 @@ async fn number_of_tokens_and_requests_is_limited() {
     let (_, first_page) = first(setup.open("a1").await).await;
     let (_, _second_page) = first(setup.open("a1").await).await;
     let (code, body) = setup.refused(Some("a1")).await;
-    let message = "the console serves at most 2 open pages and requests of a token at once; close some";
+    let message = "the console serves at most 2 open pages and requests of a token at once; close some pages";
     assert_eq!((code, &body["error"]), (429, &message.into()));
     drop(first_page);
     let (_, _first_page) = first(setup.open("a1").await).await;

@@ -23,14 +23,14 @@ pub(super) type Digest = [u8; 32];
 /// Reason why a request has no usable token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum NoToken {
-    #[error("the request has no token: it needs the header Authorization with a bearer token")]
+    #[error("the request has no token: the header Authorization with a bearer token is required")]
     Missing,
     #[error("the request has more than one header Authorization")]
     Several,
-    #[error("the header Authorization has no bearer token, but credentials of another kind")]
+    #[error("the header Authorization has credentials of another type, and no bearer token")]
     OtherScheme,
     #[error(
-        "the token in the header Authorization is empty, longer than {LONGEST} bytes, or has characters that no token has"
+        "the token in the header Authorization is empty, longer than {LONGEST} bytes, or contains invalid characters"
     )]
     Malformed,
 }

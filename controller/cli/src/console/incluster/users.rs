@@ -106,18 +106,20 @@ pub(super) enum Denied {
     #[error("the API server does not accept the token: {0}")]
     Refused(String),
     #[error(
-        "the console keeps the objects of at most {0} tokens at once, and pages are open with all of them; close some, or try again later"
+        "the console keeps the objects of at most {0} tokens at once, and pages with all of these tokens are open; \
+         close some pages, or try again later"
     )]
     Full(usize),
     #[error(
-        "the console keeps the objects of at most {0} tokens of a user at once, and pages are open with all of yours; close some"
+        "the console keeps the objects of at most {0} tokens of a user at once, and pages with all of your tokens are \
+         open; close some pages"
     )]
     TooManyOfUser(usize),
-    #[error("the console serves at most {0} open pages and requests of a token at once; close some")]
+    #[error("the console serves at most {0} open pages and requests of a token at once; close some pages")]
     TooManyRequests(usize),
-    #[error("too many sign in at the same time; try again in a moment")]
+    #[error("too many users are signing in at the same time; try again in a moment")]
     Busy,
-    #[error("the API server has not reviewed the token")]
+    #[error("the API server did not review the token")]
     NotReviewed(#[source] Unreviewed),
 }
 
@@ -126,11 +128,11 @@ pub(super) enum Denied {
 pub(super) enum Unreviewed {
     #[error(transparent)]
     Server(ServerAddressError),
-    #[error("the request has failed")]
+    #[error("the request failed")]
     Request(#[source] Box<kube::Error>),
-    #[error("there was no response within {} s", REVIEW_WITHIN.as_secs())]
+    #[error("the API server did not respond within {} s", REVIEW_WITHIN.as_secs())]
     TimedOut,
-    #[error("it does not name its user")]
+    #[error("the review does not name the user")]
     Nameless,
 }
 
@@ -296,7 +298,7 @@ impl UserTable {
         let unused = known.iter().filter(|(_, user)| among(user) && !user.is_used());
         let oldest = unused.min_by_key(|(_, user)| *user.shared.last.borrow());
         if let Some(digest) = oldest.map(|(digest, _)| *digest) {
-            self.end(known, &digest, "others need the place");
+            self.end(known, &digest, "the limit of tokens is reached");
         }
     }
 
@@ -320,7 +322,7 @@ impl UserTable {
                 () = idle(&user.shared, self.limits.idle) => {
                     let mut known = self.known.lock();
                     if !user.is_used() {
-                        self.end(&mut known, &digest, "it is not used");
+                        self.end(&mut known, &digest, "the token is not used");
                     }
                 }
                 () = until_review(&user, self.limits.review) => match review(&user.shared.client).await {
@@ -368,6 +370,6 @@ async fn review(client: &Client) -> Result<String, Denied> {
 fn refusal(token: &Token, now: Timestamp) -> String {
     match token.expiry() {
         Some(expiry) if expiry <= now => format!("it expired at {}", expiry.strftime("%Y-%m-%d %H:%M:%S UTC")),
-        _ => "it is none of this cluster, was revoked, or its ServiceAccount was deleted".into(),
+        _ => "it was not issued for this cluster, was revoked, or its ServiceAccount was deleted".into(),
     }
 }

@@ -24,9 +24,13 @@ pub(super) fn page(context: &PageContext<'_>) -> Page {
         Some(Err(why)) => page.push(
             ROOT,
             "summary",
-            html! { header #summary { h1 { "Check" } p.banner.warning role="alert" { "Nothing could be checked: " (why) } } },
+            html! { header #summary { h1 { "Check" } p.banner.warning role="alert" { "The checks failed: " (why) } } },
         ),
-        None => page.push(ROOT, "summary", html! { header #summary { h1 { "Check" } p { "Nothing was checked." } } }),
+        None => page.push(
+            ROOT,
+            "summary",
+            html! { header #summary { h1 { "Check" } p { "No checks were run." } } },
+        ),
     }
     page
 }
@@ -50,7 +54,7 @@ fn summary(report: &CheckReport, text: &str) -> Markup {
             p.summary { (text) ", at " (clock_time(report.at)) ". " a href="/check" { "Check again" } }
             @if !report.unread.is_empty() {
                 p.banner {
-                    "Not read: "
+                    "Could not be read: "
                     @for (index, unread) in report.unread.iter().enumerate() {
                         @if index > 0 { ", " } (unread.resource) " (" (unread.why) ")"
                     }
@@ -94,7 +98,7 @@ fn found(finding: &Finding) -> Markup {
         div.finding {
             p { (finding.message) }
             @if let Some(remedy) = &finding.remedy {
-                p { "Helps: " (remedy.text) }
+                p { "Remedy: " (remedy.text) }
                 @if let Some(text) = &remedy.command { (command(text)) }
             }
         }

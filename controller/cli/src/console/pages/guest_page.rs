@@ -61,7 +61,7 @@ pub(in crate::console) fn unavailable(
     context: &PageContext<'_>,
 ) -> Option<String> {
     let Some(instance) = find(namespace, name, context) else {
-        return Some("it does not run".into());
+        return Some("the virtual machine is not running".into());
     };
     let devices = &instance.spec.domain.devices;
     let attached = match device {
@@ -73,11 +73,14 @@ pub(in crate::console) fn unavailable(
             GuestDevice::Console => "serial console",
             GuestDevice::Display { .. } => "graphics device",
         };
-        return Some(format!("it has no {what}"));
+        return Some(format!("the virtual machine has no {what}"));
     }
     match instance.phase().unwrap_or_default() {
         Phase::Running => missing(device.action(), context).map(str::to_owned),
-        phase => Some(format!("it does not run, its phase is {}", phase.as_str())),
+        phase => Some(format!(
+            "the virtual machine is not running, its phase is {}",
+            phase.as_str()
+        )),
     }
 }
 
@@ -105,7 +108,7 @@ pub(super) fn links(namespace: &str, name: &str, context: &PageContext<'_>) -> M
                 @match unavailable(namespace, name, device, context) {
                     None => {
                         a.button href=(path(namespace, name, device)) { (label) }
-                        @if device == GuestDevice::Console { span.quiet { "takes it from another client" } }
+                        @if device == GuestDevice::Console { span.quiet { "disconnects any other client" } }
                     }
                     Some(why) => {
                         button type="button" disabled title=(why) { (label) }
@@ -127,7 +130,7 @@ pub(super) fn page(namespace: &str, name: &str, device: GuestDevice, context: &P
     let mut page = Page::new(format!("{title} of {namespace}/{name}"));
     let instance = find(namespace, name, context);
     let node = instance.and_then(|instance| instance.node_name());
-    let phase = instance.map_or("does not run", |instance| instance.phase().unwrap_or_default().as_str());
+    let phase = instance.map_or("not running", |instance| instance.phase().unwrap_or_default().as_str());
     page.push(
         ROOT,
         "head",
@@ -184,19 +187,21 @@ fn state((namespace, name): (&str, &str), device: GuestDevice, status: &StreamSt
             @match status {
                 StreamStatus::Connecting => "Connecting…",
                 StreamStatus::Connected(None) if device == GuestDevice::Console => {
-                    "Connected. The console shows what the guest prints from now on: press Enter for a prompt."
+                    "Connected. The console shows the output of the guest from now on: press Enter for a prompt."
                 }
                 StreamStatus::Connected(None) => "Connected.",
                 StreamStatus::Connected(Some(reason)) => { "Connected again after: " (reason) "." }
-                StreamStatus::Reconnecting(reason) => { "Closed: " (reason) ". The " (what) " is being connected again." }
+                StreamStatus::Reconnecting(reason) => { "Closed: " (reason) ". The " (what) " is reconnecting." }
                 StreamStatus::InUse => {
                     "Another client has this display open. "
                     a href={ (path) "/take" } { "Take it over" } " or " a href=(path) { "try again" } "."
                 }
-                // The API server does not always know why yet.
-                StreamStatus::Lost if !runs => { "The guest does not run any more. " a href=(path) { "Connect again" } "." }
+                // The API server may not know the reason yet.
+                StreamStatus::Lost if !runs => {
+                    "The guest is no longer running. " a href=(path) { "Connect again" } "."
+                }
                 StreamStatus::Lost => {
-                    "Another client has taken the " (what) ", or the connection broke. "
+                    "Another client has taken over the " (what) ", or the connection was lost. "
                     a href=(path) { "Connect again" } "."
                 }
                 StreamStatus::Ended(reason) => { "The " (what) " has ended: " (reason) ". " a href=(path) { "Connect again" } "." }
@@ -257,8 +262,8 @@ fn below(namespace: &str, name: &str, device: GuestDevice, id: u64, read_only: b
                 p.quiet { "Nothing is sent to the guest: this console was started with --read-only." }
             } @else {
                 p #keyboard .quiet {
-                    "While the " (device.name()) " has the focus, all keys go to the guest, Tab too. "
-                    kbd { "Ctrl+Shift+Esc" } " or " kbd { "Ctrl+F6" } " leaves it."
+                    "While the " (device.name()) " has the focus, all keys are sent to the guest, including Tab. "
+                    kbd { "Ctrl+Shift+Esc" } " or " kbd { "Ctrl+F6" } " leaves the " (device.name()) "."
                     @if device == GuestDevice::Console {
                         " " kbd { "Ctrl+Shift+C" } " copies the selection, and " kbd { "Ctrl+Shift+V" } " pastes."
                     }

@@ -17,12 +17,12 @@ use crate::console::{
 };
 
 const BODY: &str = "machine-rows";
-const HEADINGS: [&str; 6] = ["Name", "Phase", "Node", "Memory", "Can it move?", "Why"];
+const HEADINGS: [&str; 6] = ["Name", "Phase", "Node", "Memory", "Migratable", "Why"];
 
 pub(super) fn list(path: &ViewPath, context: &PageContext<'_>) -> Page {
     let all = machines(context.snapshot);
     let mut page = Page::new("Virtual machines");
-    let text = format!("{} run or are to run", all.len());
+    let text = format!("{} running or starting", all.len());
     heading(&mut page, "Virtual machines", &text);
     if all.is_empty() {
         page.push(
@@ -30,8 +30,11 @@ pub(super) fn list(path: &ViewPath, context: &PageContext<'_>) -> Page {
             "none",
             html! {
                 section #none .empty {
-                    h2 { "No virtual machine runs" }
-                    p { "Start one with " code { "kubectl apply" } " or " code { "virtctl start" } ": it appears here by itself." }
+                    h2 { "No virtual machine is running" }
+                    p {
+                        "Start a virtual machine with " code { "kubectl apply" } " or " code { "virtctl start" }
+                        ": the page updates automatically."
+                    }
                 }
             },
         );
@@ -65,7 +68,7 @@ fn line(row: &MachineRow) -> Markup {
             td.number { (bytes(row.memory_bytes)) }
             td {
                 @match row.migratable {
-                    None => span.quiet { "not known yet" },
+                    None => span.quiet { "not known" },
                     Some(true) => "yes",
                     Some(false) => span.bad { "no" },
                 }
@@ -77,7 +80,9 @@ fn line(row: &MachineRow) -> Markup {
 
 pub(super) fn page(namespace: &str, name: &str, context: &PageContext<'_>) -> Page {
     let Some(found) = explain(context.snapshot, namespace, name) else {
-        return Page::missing(&format!("virtual machine {namespace}/{name} that runs or is to run"));
+        return Page::missing(&format!(
+            "virtual machine {namespace}/{name} that is running or starting"
+        ));
     };
     let mut page = Page::new(format!("{namespace}/{name}"));
     page.announce(format!("{}: {}", found.name, found.phase.as_str()));
@@ -108,24 +113,26 @@ fn movable(found: &InstanceExplanation) -> Markup {
         None => ("quiet", "not known"),
     };
     html! {
-        section #movable aria-label="Can it move?" {
-            h2 { "Can it move?" }
+        section #movable aria-label="Migratable" {
+            h2 { "Migratable" }
             p {
                 strong class=(class) { (text) }
                 @if !found.migratable.message.is_empty() { ": " (found.migratable.message) }
             }
             @if let Some(drain) = &found.drain {
                 p {
-                    "A drain of its node "
+                    "A drain of the node "
                     @match (drain.outcome, &drain.guest.target) {
-                        ("moves", Some(target)) => { "moves it (" (bytes(drain.guest.memory_bytes)) "), for example to " (target) "." }
-                        ("moves", None) => { "moves it: " (drain.guest.message) }
-                        ("stops", _) => { "stops it: " (drain.guest.message) }
-                        _ => { "is blocked by it: " (drain.guest.message) }
+                        ("moves", Some(target)) => {
+                            "migrates the guest (" (bytes(drain.guest.memory_bytes)) "), for example to " (target) "."
+                        }
+                        ("moves", None) => { "migrates the guest: " (drain.guest.message) }
+                        ("stops", _) => { "shuts the guest down: " (drain.guest.message) }
+                        _ => { "is blocked: " (drain.guest.message) }
                     }
                 }
                 @if let Some(remedy) = &drain.guest.remedy {
-                    p { "What would help: " (remedy.text) }
+                    p { "Remedy: " (remedy.text) }
                     @if let Some(text) = &remedy.command { (command(text)) }
                 }
             }
@@ -139,17 +146,21 @@ fn places(found: &InstanceExplanation) -> Markup {
         section #places aria-label="Other nodes" {
             h2 { "Other nodes" }
             @if found.nodes.is_empty() {
-                p.quiet { "Not known yet: its agent has not reported what it needs, or there is no other node." }
+                p.quiet { "Not known: the agent has not reported the guest's requirements, or no other node exists." }
             } @else {
                 div.scroll tabindex="0" role="region" aria-label="Table of other nodes" {
                     table {
-                        thead { tr { th scope="col" { "Node" } th scope="col" { "Could take it?" } th scope="col" { "Why not" } } }
+                        thead {
+                            tr { @for heading in ["Node", "Suitable", "Reason"] { th scope="col" { (heading) } } }
+                        }
                         tbody {
                             @for node in &found.nodes {
                                 tr {
                                     th scope="row" { a href=(node_path(&node.name)) { (node.name) } }
                                     td { @if node.reasons.is_empty() { span.good { "yes" } } @else { span.bad { "no" } } }
-                                    td.why-cell { @if !node.reasons.is_empty() { "It " (node.reasons.join("; ")) } }
+                                    td.why-cell {
+                                        @if !node.reasons.is_empty() { "The node " (node.reasons.join("; ")) }
+                                    }
                                 }
                             }
                         }

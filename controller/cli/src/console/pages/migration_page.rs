@@ -27,7 +27,7 @@ pub(super) fn list(path: &ViewPath, context: &PageContext<'_>) -> Page {
     let all = migrations(context.snapshot);
     let running = all.iter().filter(|row| !row.phase.is_final()).count();
     let mut page = Page::new("Migrations");
-    let text = format!("{running} under way or waiting, {} over", all.len() - running);
+    let text = format!("{running} running or waiting, {} ended", all.len() - running);
     heading(&mut page, "Migrations", &text);
     if all.is_empty() {
         page.push(
@@ -35,8 +35,11 @@ pub(super) fn list(path: &ViewPath, context: &PageContext<'_>) -> Page {
             "none",
             html! {
                 section #none .empty {
-                    h2 { "Nothing moves" }
-                    p { "A drain of a node, " code { "virtctl migrate" } " and whatever evicts a virtual machine make migrations." }
+                    h2 { "No migrations" }
+                    p {
+                        "Migrations are created by the drain of a node, by " code { "virtctl migrate" }
+                        " and by any eviction of a virtual machine."
+                    }
                 }
             },
         );
@@ -133,15 +136,15 @@ fn course(found: &MigrationExplanation) -> Markup {
             @if let Some(queue) = &found.queue {
                 h2 { "Queue" }
                 p {
-                    "It " (queue.stage)
-                    @if let Some(place) = queue.place { ": place " (place) " of " (queue.waiting) }
-                    @if let Some(limit) = queue.limit { ", behind the " (limit) }
+                    "The migration " (queue.stage)
+                    @if let Some(place) = queue.place { ": position " (place) " of " (queue.waiting) }
+                    @if let Some(limit) = queue.limit { ", limited by " (limit) }
                     ". Urgency: " (queue.urgency) "."
                 }
-                @if !queue.running.is_empty() { p.quiet { "Before it: " (queue.running.join(", ")) } }
+                @if !queue.running.is_empty() { p.quiet { "Slots used by: " (queue.running.join(", ")) } }
             }
             @if !found.sides.is_empty() {
-                h2 { "Both sides" }
+                h2 { "Source and target" }
                 ul.conditions { @for side in &found.sides { li { (side) } } }
             }
             (command(&format!("kubectl drydock explain migration {}/{}", found.namespace, found.name)))
@@ -158,10 +161,13 @@ pub(super) fn dialog(namespace: &str, name: &str, context: &PageContext<'_>) -> 
     let runs = found.as_ref().is_some_and(|found| !found.phase.is_final());
     let content = html! {
         @if runs {
-            p { "The virtual machine goes on where it runs. If it can no longer be held back, it arrives all the same." }
-            p { "If its node is to be emptied, it is tried again later." }
+            p {
+                "The virtual machine continues on its current node. If the migration can no longer be cancelled, it is "
+                "completed."
+            }
+            p { "If the node is being drained, the migration is retried later." }
         } @else {
-            p.banner { "The migration is over." }
+            p.banner { "The migration has ended." }
         }
     };
     let question = Confirmation {

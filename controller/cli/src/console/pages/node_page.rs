@@ -92,7 +92,7 @@ fn maintained(maintenance: &MaintenanceSummary, details: &NodeDetails, context: 
                 div { dt { "Object" } dd { (maintenance.name) " of " (maintenance.group) } }
             }
             @if let Some(progress) = maintenance.progress {
-                p { progress max="100" value=(progress) { (progress) " %" } " " (progress) " % of its pods have left" }
+                p { progress max="100" value=(progress) { (progress) " %" } " " (progress) " % of the pods have left" }
             }
             @if let Some(error) = &maintenance.error { p.banner.warning role="alert" { (error) } }
             (command(&stop))
@@ -120,8 +120,10 @@ fn numbers(details: &NodeDetails, context: &PageContext<'_>) -> Markup {
             p {
                 @match (&drain.finished_at, &drain.estimated_end) {
                     (Some(end), _) => { "The last virtual machine left " (ago(context.now, end.0)) " ago." }
-                    (None, Some(end)) => { "The last virtual machine leaves " (until(context.now, end.0)) ", as far as it can be estimated." }
-                    (None, None) => { "No migration was measured yet, so the end cannot be estimated." }
+                    (None, Some(end)) => {
+                        "The last virtual machine is expected to leave " (until(context.now, end.0)) "."
+                    }
+                    (None, None) => { "No migration has been measured yet, so the end cannot be estimated." }
                 }
             }
         }
@@ -133,11 +135,17 @@ fn guest_table(guests: &[GuestRow]) -> Markup {
         section #guests aria-label="Virtual machines" {
             h2 { "Virtual machines" }
             @if guests.is_empty() {
-                p.quiet { "None runs here." }
+                p.quiet { "No virtual machine runs on this node." }
             } @else {
                 div.scroll tabindex="0" role="region" aria-label="Table of virtual machines" {
                     table {
-                        thead { tr { @for heading in ["Name", "Does", "To", "Progress", "Memory", "Why"] { th scope="col" { (heading) } } } }
+                        thead {
+                            tr {
+                                @for heading in ["Name", "State", "To", "Progress", "Memory", "Why"] {
+                                    th scope="col" { (heading) }
+                                }
+                            }
+                        }
                         tbody #(GUESTS) {}
                     }
                 }
@@ -188,8 +196,8 @@ fn pod_row(pod: &PendingPod, context: &PageContext<'_>) -> Markup {
             td { (pod.reason) @if let Some(last) = &pod.last_answer { p.quiet { (last) } } }
             td {
                 @if let Some(budget) = &pod.blocked_by {
-                    (budget.name) ": " (budget.disruptions_allowed) " may go, " (budget.current_healthy) " are ready, "
-                    (budget.desired_healthy) " are required"
+                    (budget.name) ": " (budget.disruptions_allowed) " may be evicted, "
+                    (budget.current_healthy) " ready, " (budget.desired_healthy) " required"
                 }
             }
             td { @if let Some(since) = &pod.pending_since { (ago(context.now, since.0)) } }
@@ -213,7 +221,7 @@ fn agent(details: &NodeDetails, context: &PageContext<'_>) -> Markup {
                 }
             }
             details #models {
-                summary { (details.models.len()) " CPU models can be used" }
+                summary { (details.models.len()) " usable CPU models" }
                 p { (details.models.join(", ")) }
             }
         }

@@ -72,8 +72,8 @@ fn summary(rows: &[NodeRow]) -> String {
 fn empty() -> Markup {
     html! {
         section #none .empty {
-            h2 { "No node is here" }
-            p { "The cluster has no node, or you may not list nodes." }
+            h2 { "No nodes" }
+            p { "The cluster has no nodes, or you are not allowed to list nodes." }
             p { "A ClusterRole with the verbs " code { "list" } " and " code { "watch" } " for nodes is needed." }
         }
     }
@@ -119,7 +119,11 @@ fn guests(row: &NodeRow) -> Markup {
         ("blocks", number(row.blocked)),
     ];
     let whole = segments.iter().map(|(_, count)| count).sum::<u64>();
-    bar(&segments, whole.max(row.guests as u64), &format!("{} left", row.guests))
+    bar(
+        &segments,
+        whole.max(row.guests as u64),
+        &format!("{} remaining", row.guests),
+    )
 }
 
 fn room(row: &NodeRow) -> Markup {

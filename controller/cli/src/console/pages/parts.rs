@@ -32,8 +32,8 @@ pub(super) fn frame(page: &mut Page, context: &PageContext<'_>) {
             "stale",
             html! {
                 p #stale .banner.warning role="alert" {
-                    "Nothing new since " (clock_time(since)) ": the API server is not reached. This page is from then, and "
-                    "nothing can be started."
+                    "No updates since " (clock_time(since)) ": the API server cannot be reached. This page shows the "
+                    "state at that time, and nothing can be started."
                 }
             },
         );
@@ -45,7 +45,9 @@ pub(super) fn frame(page: &mut Page, context: &PageContext<'_>) {
             BANNERS,
             "unread",
             html! {
-                p #unread .banner { "Not considered, because it cannot be read: " (unread.collect::<Vec<_>>().join(", ")) "." }
+                p #unread .banner {
+                    "Not considered, because these objects cannot be read: " (unread.collect::<Vec<_>>().join(", ")) "."
+                }
             },
         );
     }
@@ -185,7 +187,7 @@ pub(super) fn table(id: &str, what: &str, headings: &[&str], body: &str) -> Mark
 
 /// Returns the row that is shown if no row of a table matches the filter.
 pub(super) fn no_match(path: &ViewPath, columns: usize, what: &str) -> Markup {
-    html! { tr #no-match { td colspan=(columns) { "No " (what) " has “" (path.filter) "” in it." } } }
+    html! { tr #no-match { td colspan=(columns) { "No " (what) " matches “" (path.filter) "”." } } }
 }
 
 /// Appends the heading of a page with a table.
@@ -238,7 +240,7 @@ pub(super) fn form(question: &Confirmation<'_>, context: &PageContext<'_>) -> Ma
 /// Returns the reason why an action is not possible now.
 pub(super) fn missing<'a>(action: UserAction, context: &PageContext<'a>) -> Option<&'a str> {
     match context.stale_since {
-        Some(_) => Some("the API server is not reached"),
+        Some(_) => Some("the API server cannot be reached"),
         None => context.rights.missing(action),
     }
 }

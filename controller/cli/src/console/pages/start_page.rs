@@ -35,7 +35,7 @@ pub(super) fn dialog(names: &[String], context: &PageContext<'_>) -> Page {
             "start-form",
             html! {
                 form #start-form method="dialog" {
-                    p.banner.warning role="alert" { "Node " (name) " does not exist any more." }
+                    p.banner.warning role="alert" { "Node " (name) " no longer exists." }
                     div.buttons { button value="cancel" { "Close" } }
                 }
             },
@@ -50,7 +50,7 @@ fn node_plan(node: &NodePlan, plan: &DrainPlan, several: bool) -> Markup {
         section.plan id={ "plan/" (node.name) } {
             @if several { h3 { (node.name) } }
             ul.plan {
-                (list("blocks", "blocks", "block", &node.blocks, "It needs an administrator", node))
+                (list("blocks", "blocks", "block", &node.blocks, "An administrator has to act", node))
                 (list("stops", "is shut down", "are shut down", &node.stops, "", node))
                 (list("moves", "moves", "move", &node.moves, &takes(node, plan.at), node))
                 @if pods > 0 {
@@ -62,15 +62,15 @@ fn node_plan(node: &NodePlan, plan: &DrainPlan, several: bool) -> Markup {
                             }
                             ul {
                                 @for pod in &node.pods_waiting {
-                                    li { (pod.namespace) "/" (pod.name) ": budget " (pod.budget) " lets none go ("
-                                        (pod.ready) " are ready, " (pod.required) " are required)" }
+                                    li { (pod.namespace) "/" (pod.name) ": budget " (pod.budget) " allows no eviction ("
+                                        (pod.ready) " ready, " (pod.required) " required)" }
                                 }
                             }
                         }
                     }
                 }
                 @if pods + node.blocks.len() + node.stops.len() + node.moves.len() == 0 {
-                    li { "Nothing has to leave: the node is empty at once." }
+                    li { "Nothing has to leave the node, so the node is empty immediately." }
                 }
             }
         }
@@ -82,7 +82,7 @@ fn takes(node: &NodePlan, at: Timestamp) -> String {
     let end = node.end.map(|end| end.duration_since(at).as_secs());
     let takes = match end.and_then(|end| u64::try_from(end).ok()) {
         Some(end) => format!("about {}", seconds(end)),
-        None => "no migration was measured yet".into(),
+        None => "no estimate (no migration has been measured yet)".into(),
     };
     format!("{takes}, {} at a time", node.parallel)
 }
@@ -109,7 +109,7 @@ fn list(class: &str, one: &str, many: &str, guests: &[GuestPlan], note: &str, no
                                 _ => (guest.message),
                             }
                             @if let Some(remedy) = &guest.remedy {
-                                p { "Helps: " (remedy.text) }
+                                p { "Remedy: " (remedy.text) }
                                 @if let Some(text) = &remedy.command { (command(text)) }
                             }
                         }
@@ -124,13 +124,13 @@ fn room(plan: &DrainPlan, context: &PageContext<'_>) -> Markup {
     let room = &plan.room;
     html! {
         p #plan-room {
-            "Room afterwards: " (bytes(room.free_bytes)) " of memory are not requested on the other nodes; "
+            "Room afterwards: the other nodes will have " (bytes(room.free_bytes)) " of unrequested memory; "
             @match &room.lost {
-                None => "enough if one more node is lost.",
-                Some(node) => { "if " (node) " is lost too, " (bytes(room.missing_bytes)) " are missing." }
+                None => "enough if one more node fails.",
+                Some(node) => { "if " (node) " also fails, " (bytes(room.missing_bytes)) " are missing." }
             }
             " " span.quiet {
-                "The objects are from " (clock_time(context.stale_since.unwrap_or(plan.at))) "."
+                "State of the objects: " (clock_time(context.stale_since.unwrap_or(plan.at))) "."
                 @if !plan.unread.is_empty() {
                     " Not considered: "
                     @for (index, unread) in plan.unread.iter().enumerate() {
@@ -153,13 +153,16 @@ fn confirmation(names: &[String], plan: &DrainPlan, context: &PageContext<'_>) -
     let content = html! {
         div.field { label for="reason" { "Reason" } input #reason name="reason" maxlength="200" autocomplete="off"; }
         div.field {
-            label for="give-up" { "Give up and reopen the node after" }
+            label for="give-up" { "Abort and restore the node after" }
             input #give-up name="giveUpAfter" placeholder="never" pattern="([0-9]+h)?([0-9]+m)?([0-9]+s)?"
-                title="A duration such as 45m or 2h30m; without one it never gives up" autocomplete="off";
+                title="A duration such as 45m or 2h30m; without a duration, the maintenance is never aborted"
+                autocomplete="off";
         }
         @if context.cluster.careful {
             div.field {
-                label for="confirm" { "Type " code { (all) } " to confirm: " (context.cluster.context) " is to be treated with care" }
+                label for="confirm" {
+                    "Type " code { (all) } " to confirm (required for " (context.cluster.context) ")"
+                }
                 input #confirm name="confirm" required autocomplete="off" spellcheck="false";
             }
         }

@@ -26,11 +26,11 @@ pub(super) fn dialog(name: &str, context: &PageContext<'_>) -> Page {
     let in_maintenance = details.as_ref().is_some_and(|details| details.row.in_maintenance);
     let content = html! {
         @if in_maintenance {
-            p { "The node is open to new pods and virtual machines again. Nothing moves back." }
-            @if moving > 0 { p { (moving) " on their way arrive, and stay there." } }
-            @if waiting > 0 { p { (waiting) " that wait stay on " (name) "." } }
+            p { "New pods and virtual machines can be scheduled on the node again. Nothing moves back." }
+            @if moving > 0 { p { "Running migrations (" (moving) ") are completed. The guests stay on the targets." } }
+            @if waiting > 0 { p { "Waiting virtual machines (" (waiting) ") stay on " (name) "." } }
         } @else {
-            p.banner { "The node is not in maintenance any more." }
+            p.banner { "The node is no longer in maintenance." }
         }
     };
     let question = Confirmation {

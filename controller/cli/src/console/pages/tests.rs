@@ -35,7 +35,7 @@ fn drained() -> Snapshot {
     let drain: DrainStatus = serde_json::from_value(json!({"startedAt": "2026-11-27T14:00:00Z",
         "estimatedEnd": "2026-11-27T14:09:00Z", "total": 5, "left": 3, "moving": 1, "waiting": 1, "blocked": 1,
         "shuttingDown": 0, "remaining": [
-            {"namespace": "shop", "name": "cache", "state": "Blocked", "reason": "NotMigratable", "message": "it cannot be migrated"},
+            {"namespace": "shop", "name": "cache", "state": "Blocked", "reason": "NotMigratable", "message": "the guest cannot be migrated"},
             {"namespace": "shop", "name": "web", "state": "Moving", "reason": "Migration", "message": "its migration is under way"},
             {"namespace": "shop", "name": "api", "state": "Waiting", "reason": "Limit", "message": "2 leave the node already"}]}))
     .unwrap();
@@ -284,7 +284,7 @@ fn guest_stream_state_has_a_reason_and_a_next_step() {
         (
             StreamStatus::Reconnecting("it migrated to node b".into()),
             true,
-            vec!["Closed: it migrated to node b.", "is being connected again"],
+            vec!["Closed: it migrated to node b.", "is reconnecting"],
         ),
         (
             StreamStatus::InUse,
@@ -298,12 +298,12 @@ fn guest_stream_state_has_a_reason_and_a_next_step() {
         (
             StreamStatus::Lost,
             true,
-            vec!["Another client has taken the display", again],
+            vec!["Another client has taken over the display", again],
         ),
         (
             StreamStatus::Lost,
             false,
-            vec!["The guest does not run any more", again],
+            vec!["The guest is no longer running.", again],
         ),
         (
             StreamStatus::Ended("<b>".into()),
@@ -334,7 +334,12 @@ fn guest_that_cannot_be_opened_has_the_reason_on_both_pages() {
     for (phase, attached, rights, expected) in [
         ("Running", true, &Rights::default(), None),
         ("Scheduling", true, &Rights::default(), Some("its phase is Scheduling")),
-        ("Running", false, &Rights::default(), Some("it has no serial console")),
+        (
+            "Running",
+            false,
+            &Rights::default(),
+            Some("the virtual machine has no serial console"),
+        ),
         ("Running", true, &refused, Some("you lack the right to get it")),
     ] {
         let mut snapshot = drained();
@@ -362,7 +367,10 @@ fn guest_that_cannot_be_opened_has_the_reason_on_both_pages() {
         &Rights::default(),
         None,
     ));
-    assert!(missing.contains("Not available: it does not run."), "{missing}");
+    assert!(
+        missing.contains("Not available: the virtual machine is not running."),
+        "{missing}"
+    );
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn memory(domain: &Domain, resources: &Resources, at: &At, refusals: &mut Refusa
         (limit, at.field("resources").field("limits").field("memory")),
     ];
     let Some((amount, at_amount)) = from.into_iter().find_map(|(amount, at)| Some((amount?, at))) else {
-        let why = format_args!("or else {at}.resources.requests.memory or {at}.resources.limits.memory");
+        let why = format_args!("alternatively, set {at}.resources.requests.memory or {at}.resources.limits.memory");
         return refusals.required(&at_guest, why);
     };
     let Some(bytes) = quantity::bytes(&amount.0) else {

@@ -43,7 +43,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
                 if passwords.propagation_method.qemu_guest_agent.is_none() && !refusals.has_refused_within(&at_method) {
                     refusals.required(
                         &at_method.field("qemuGuestAgent"),
-                        "guests get passwords in no other way",
+                        "the guest agent is the only way to set passwords in the guest",
                     );
                 }
             }

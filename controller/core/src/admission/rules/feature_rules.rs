@@ -77,9 +77,9 @@ fn hyperv(
     {
         let at = at.field("vendorid").field("vendorid");
         match vendor.vendorid.as_deref() {
-            None => refusals.required(&at, "up to 12 printable characters of ASCII"),
+            None => refusals.required(&at, "up to 12 printable ASCII characters"),
             Some(name) if name.len() > 12 || !name.bytes().all(|b| (b' '..=b'~').contains(&b) && b != b',') => {
-                refusals.not_allowed(&at, name, "up to 12 printable characters of ASCII other than commas");
+                refusals.not_allowed(&at, name, "up to 12 printable ASCII characters other than commas");
             }
             Some(_) => {}
         }

@@ -130,7 +130,7 @@ fn clock(clock: &Clock, at: &At, refusals: &mut RefusalList) {
             refusals.not_allowed(&at.field("tickPolicy"), policy.as_str(), allowed);
         }
         if let Some(track) = timer.track.filter(|_| !has_track) {
-            refusals.not_allowed(&at.field("track"), track.as_str(), "none; only rtc follows a clock");
+            refusals.not_allowed(&at.field("track"), track.as_str(), "none; only rtc supports track");
         }
     }
 }

@@ -18,7 +18,7 @@ pub(super) const DNS_SUBDOMAIN: &str =
     "up to 253 lower case letters, digits, `-` and `.`, beginning and ending with a letter or digit";
 const LABEL_KEY: &str = "an optional DNS subdomain and a slash, then up to 63 letters, digits, `-`, `_` and `.`";
 const LABEL_VALUE: &str =
-    "up to 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit, or nothing";
+    "up to 63 letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit, or an empty value";
 
 /// Returns whether the text is a DNS label (RFC 1123).
 pub(in crate::admission) fn is_dns_label(text: &str) -> bool {
@@ -63,7 +63,8 @@ pub(super) fn of_object(raw: &Value, refusals: &mut RefusalList) {
         return;
     };
     if !is_label_value(name) {
-        let allowed = "a name of at most 63 characters, as it is also a label of the virtual machine's pod";
+        let allowed =
+            "a name of at most 63 characters, because the name is also a label value of the virtual machine's pod";
         refusals.not_allowed(&At::root("metadata.name"), name, allowed);
     }
 }
@@ -111,7 +112,7 @@ pub(super) fn node_label_key(key: &str, at: &At, refusals: &mut RefusalList) {
 /// another guest, and the labels change whenever a pod is bound or ends.
 fn not_of_a_guest(key: &str, at: &At, refusals: &mut RefusalList) {
     if key.starts_with(GUEST) {
-        refusals.not_allowed(at, key, format_args!("a label of nodes that is not below {GUEST}"));
+        refusals.not_allowed(at, key, format_args!("a node label that does not start with {GUEST}"));
     }
 }
 

@@ -15,14 +15,14 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
     for (index, network) in spec.networks.iter().enumerate() {
         let at_network = at_networks.index(index);
         if network.name.is_empty() {
-            refusals.required(&at_network.field("name"), "interfaces name the network");
+            refusals.required(&at_network.field("name"), "interfaces refer to networks by name");
         }
         let earlier = &spec.networks[..index];
         if let Some(first) = earlier.iter().position(|other| other.name == network.name) {
             refusals.duplicate(&at_network.field("name"), &network.name, &at_networks.index(first));
         }
         if network.pod.is_none() && !refusals.has_refused_within(&at_network) {
-            refusals.required(&at_network.field("pod"), "there are no other networks");
+            refusals.required(&at_network.field("pod"), "only the pod network is supported");
         }
         let first = earlier.iter().position(|other| other.pod.is_some());
         if let (Some(_), Some(first)) = (&network.pod, first) {
@@ -92,7 +92,7 @@ fn interface(interface: &Interface, at: &At, refusals: &mut RefusalList) {
             "six pairs of hexadecimal digits such as 02:00:00:12:34:56",
         ),
         Some(bytes) if bytes[0] & 1 == 1 => {
-            refusals.not_allowed(&at, address, "an address of one card: the first pair is an even number");
+            refusals.not_allowed(&at, address, "a unicast address: the first pair is an even number");
         }
         Some([0, 0, 0, 0, 0, 0]) => refusals.not_allowed(&at, address, "an address that is not all zeros"),
         Some(_) => {}
@@ -127,7 +127,8 @@ fn ports(interfaces: &[Interface], at: &At, refusals: &mut RefusalList) {
             }
             if let Some(name) = &port.name {
                 if !is_port_name(name) {
-                    let allowed = "up to 15 lower case letters, digits and `-`, with a letter, as in http-2";
+                    let allowed =
+                        "up to 15 lower case letters, digits and `-`, with at least one letter, such as http-2";
                     refusals.not_allowed(&at.field("name"), name, allowed);
                 }
                 if let Some((_, first)) = seen.iter().find(|(other, _)| other.name.as_ref() == Some(name)) {

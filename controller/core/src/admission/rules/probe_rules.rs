@@ -43,7 +43,7 @@ fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &m
         for (index, header) in get.http_headers.iter().flatten().enumerate() {
             if !is_header_name(&header.name) {
                 let at = at.field("httpHeaders").index(index).field("name");
-                refusals.not_allowed(&at, &header.name, "a name of an HTTP header");
+                refusals.not_allowed(&at, &header.name, "an HTTP header name");
             }
         }
     }
@@ -67,7 +67,7 @@ fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &m
         && spec.domain.devices.interfaces.is_empty()
         && spec.domain.devices.autoattach_pod_interface != Some(false);
     if !has_network && !gets_one {
-        refusals.conflict(at, "a guest without a network cannot be probed");
+        refusals.conflict(at, "a network configuration without a pod network");
     }
 }
 

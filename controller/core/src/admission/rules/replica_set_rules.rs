@@ -33,7 +33,7 @@ pub(super) fn check(raw: &Value, refusals: &mut RefusalList) {
     );
     scheduling::selector_expressions(&selector, &at, refusals);
     if is_empty(&selector) {
-        return refusals.required(&at, "an empty one would count every instance of the namespace");
+        return refusals.required(&at, "an empty selector would select every instance of the namespace");
     }
     let labels = raw.pointer("/spec/template/metadata/labels");
     let labels: BTreeMap<String, String> = labels

@@ -54,7 +54,7 @@ fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     let servers = config.nameservers.unwrap_or_default();
     let at_servers = at.field("nameservers");
     if spec.dns_policy.as_deref() == Some("None") && servers.is_empty() {
-        refusals.required(&at_servers, "dnsPolicy None leaves it to name the servers");
+        refusals.required(&at_servers, "dnsPolicy None requires at least one name server");
     }
     if servers.len() > 3 {
         refusals.not_allowed(&at_servers, servers.len(), "at most 3");
@@ -78,7 +78,7 @@ fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     for (index, option) in config.options.unwrap_or_default().iter().enumerate() {
         if option.name.as_deref().unwrap_or_default().is_empty() {
             let at = at.field("options").index(index).field("name");
-            refusals.required(&at, "an option has a name");
+            refusals.required(&at, "each DNS option must have a name");
         }
     }
 }
@@ -101,13 +101,13 @@ fn toleration(found: &Toleration, at: &At, refusals: &mut RefusalList) {
     one_of(operator, &["Exists", "Equal"], &at.field("operator"), refusals);
     if key.is_empty() {
         if operator != "Exists" {
-            refusals.not_allowed(&at.field("operator"), operator, "Exists, as there is no key");
+            refusals.not_allowed(&at.field("operator"), operator, "Exists, because key is not set");
         }
     } else {
         name_rules::label_key(key, &at.field("key"), refusals);
     }
     if operator == "Exists" && !value.is_empty() {
-        refusals.not_allowed(&at.field("value"), value, "nothing with operator Exists");
+        refusals.not_allowed(&at.field("value"), value, "no value with the operator Exists");
     } else {
         name_rules::label_value(value, &at.field("value"), refusals);
     }
@@ -117,7 +117,7 @@ fn toleration(found: &Toleration, at: &At, refusals: &mut RefusalList) {
     if let Some(seconds) = found.toleration_seconds
         && effect != "NoExecute"
     {
-        let allowed = "nothing without effect NoExecute";
+        let allowed = "no value without the effect NoExecute";
         refusals.not_allowed(&at.field("tolerationSeconds"), seconds, allowed);
     }
 }
@@ -184,9 +184,11 @@ fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut RefusalList) {
         let values = requirement.values.as_deref().unwrap_or_default();
         let at_values = at.field("values");
         match requirement.operator.as_str() {
-            "In" | "NotIn" if values.is_empty() => refusals.required(&at_values, "the operator compares with them"),
+            "In" | "NotIn" if values.is_empty() => {
+                refusals.required(&at_values, "the operators In and NotIn require values");
+            }
             "Exists" | "DoesNotExist" if !values.is_empty() => {
-                refusals.not_allowed(&at_values, values.join(","), "nothing with this operator");
+                refusals.not_allowed(&at_values, values.join(","), "no values with this operator");
             }
             "Gt" | "Lt" if !matches!(values, [one] if one.parse::<i64>().is_ok()) => {
                 refusals.not_allowed(&at_values, values.join(","), "one whole number");
@@ -208,7 +210,7 @@ fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut RefusalList) {
         one_of(&requirement.operator, &["In", "NotIn"], &at.field("operator"), refusals);
         let values = requirement.values.as_deref().unwrap_or_default();
         if values.len() != 1 {
-            refusals.not_allowed(&at.field("values"), values.join(","), "one name of a node");
+            refusals.not_allowed(&at.field("values"), values.join(","), "the name of one node");
         }
     }
 }
@@ -221,10 +223,7 @@ fn weight(weight: i32, at: &At, refusals: &mut RefusalList) {
 
 fn pod_term(term: &PodAffinityTerm, at: &At, refusals: &mut RefusalList) {
     if term.topology_key.is_empty() {
-        refusals.required(
-            &at.field("topologyKey"),
-            "a label of nodes, such as kubernetes.io/hostname",
-        );
+        refusals.required(&at.field("topologyKey"), "a node label such as kubernetes.io/hostname");
     } else {
         name_rules::label_key(&term.topology_key, &at.field("topologyKey"), refusals);
     }
@@ -244,10 +243,10 @@ pub(super) fn selector_expressions(selector: &LabelSelector, at: &At, refusals: 
         let values = requirement.values.as_deref().unwrap_or_default();
         match requirement.operator.as_str() {
             "In" | "NotIn" if values.is_empty() => {
-                refusals.required(&at.field("values"), "the operator compares with them");
+                refusals.required(&at.field("values"), "the operators In and NotIn require values");
             }
             "Exists" | "DoesNotExist" if !values.is_empty() => {
-                refusals.not_allowed(&at.field("values"), values.join(","), "nothing with this operator");
+                refusals.not_allowed(&at.field("values"), values.join(","), "no values with this operator");
             }
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
             other => refusals.not_allowed(&at.field("operator"), other, "In, NotIn, Exists, DoesNotExist"),
@@ -276,7 +275,7 @@ fn spread(constraints: &[TopologySpreadConstraint], at: &At, refusals: &mut Refu
         if let Some(least) = constraint.min_domains
             && (least < 1 || unsatisfiable != "DoNotSchedule")
         {
-            let allowed = "1 or more, and nothing without whenUnsatisfiable DoNotSchedule";
+            let allowed = "1 or more, and only with whenUnsatisfiable DoNotSchedule";
             refusals.not_allowed(&at_constraint.field("minDomains"), least, allowed);
         }
         let same = |other: &TopologySpreadConstraint| {

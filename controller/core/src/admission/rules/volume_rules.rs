@@ -208,7 +208,8 @@ fn cloud_init(data: &CloudInitNoCloud, at: &At, refusals: &mut RefusalList) {
     if !user.into_iter().chain(network).any(|(_, set)| set) {
         refusals.required(
             at,
-            "at least one of userData, userDataBase64, secretRef and its network data",
+            "at least one of userData, userDataBase64, secretRef, networkData, networkDataBase64 and \
+             networkDataSecretRef",
         );
     }
     let plain = [

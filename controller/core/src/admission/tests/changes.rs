@@ -191,7 +191,7 @@ fn migration_spec_is_validated_and_immutable() {
         ),
         (
             json!({"vmiName": "vm", "addedNodeSelector": {"guest.node.drydock.dev/5b0a": "true"}}),
-            "spec.addedNodeSelector: `guest.node.drydock.dev/5b0a` is not allowed; allowed: a label of nodes that is not",
+            "spec.addedNodeSelector: `guest.node.drydock.dev/5b0a` is not allowed; allowed: a node label that does not start",
         ),
         (
             json!({"vmiName": "vm", "addedNodeSelector": {"a": "b/c"}}),
@@ -199,7 +199,7 @@ fn migration_spec_is_validated_and_immutable() {
         ),
         (
             json!({"vmiName": "vm", "addedNodeSelector": ["a"]}),
-            "spec.addedNodeSelector cannot be read",
+            "spec.addedNodeSelector cannot be parsed",
         ),
     ] {
         assert!(

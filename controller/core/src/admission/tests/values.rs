@@ -42,7 +42,7 @@ fn cpus() {
         ),
         (
             &[("/domain/cpu", r#"{"cores": 8, "sockets": 8, "threads": 8}"#)],
-            "spec.domain cannot be had: the guest would have 512 CPUs; 1 to 255 are possible",
+            "spec.domain is invalid: the guest would have 512 CPUs; 1 to 255 are supported",
         ),
         (
             &[("/domain/cpu", r#"{"cores": 8, "sockets": 8, "threads": 9}"#)],
@@ -64,9 +64,9 @@ fn cpus() {
                 "/domain/cpu",
                 r#"{"features": [{"name": "aes"}, {"name": "avx"}, {"name": "aes", "policy": "forbid"}]}"#,
             )],
-            "spec.domain.cpu.features[2].name: `aes` is used already by spec.domain.cpu.features[0]",
+            "spec.domain.cpu.features[2].name: `aes` is already used by spec.domain.cpu.features[0]",
         ),
-        (&[("/domain/cpu", r#"{"cores": "many"}"#)], "spec cannot be read: "),
+        (&[("/domain/cpu", r#"{"cores": "many"}"#)], "spec cannot be parsed: "),
     ]);
 }
 
@@ -75,7 +75,7 @@ fn memory_and_requests() {
     check(&[
         (
             &[("/domain/memory", "{}")],
-            "spec.domain.memory.guest must be set: or else spec.domain.resources.requests.memory",
+            "spec.domain.memory.guest must be set: alternatively, set spec.domain.resources.requests.memory",
         ),
         (
             &[
@@ -254,7 +254,7 @@ fn disks() {
         ),
         (
             &[("/domain/devices/disks/-", r#"{"name": "root"}"#)],
-            "spec.domain.devices.disks[1].name: `root` is used already by spec.domain.devices.disks[0]",
+            "spec.domain.devices.disks[1].name: `root` is already used by spec.domain.devices.disks[0]",
         ),
         (
             &[("/domain/devices/disks/0/cdrom", "{}")],
@@ -307,7 +307,7 @@ fn disks() {
                 ("/domain/devices/disks/0/bootOrder", "1"),
                 ("/domain/devices/interfaces/0/bootOrder", "1"),
             ],
-            "spec.domain.devices.interfaces[0].bootOrder: `1` is used already by spec.domain.devices.disks[0]",
+            "spec.domain.devices.interfaces[0].bootOrder: `1` is already used by spec.domain.devices.disks[0]",
         ),
         (
             &[("/domain/devices/disks/0/bootOrder", "0")],
@@ -320,7 +320,7 @@ fn disks() {
 fn domain_not_describable_to_libvirt_is_refused_at_creation() {
     check(&[(
         &[("/domain/devices/disks/0/disk", r#"{"bus": "sata", "readonly": true}"#)],
-        "spec.domain cannot be had: disk `root` cannot be read-only on bus sata; virtio and scsi are possible",
+        "spec.domain is invalid: disk `root` cannot be read-only on bus sata; supported: virtio, scsi",
     )]);
     let mut object = instance();
     for number in 0..200 {
@@ -331,7 +331,7 @@ fn domain_not_describable_to_libvirt_is_refused_at_creation() {
     }
     let refusal_text = refusal_text(&object, AdmittedKind::Instance);
     assert!(
-        refusal_text.contains("spec.domain cannot be had: there are too many devices"),
+        refusal_text.contains("spec.domain is invalid: there are too many devices"),
         "{refusal_text}"
     );
 }
@@ -349,7 +349,7 @@ fn volumes() {
         ),
         (
             &[("/volumes/-", r#"{"name": "root", "emptyDisk": {"capacity": "1Gi"}}"#)],
-            "spec.volumes[1].name: `root` is used already by spec.volumes[0]",
+            "spec.volumes[1].name: `root` is already used by spec.volumes[0]",
         ),
         (
             &[("/volumes/-", r#"{"name": "Other", "emptyDisk": {"capacity": "1Gi"}}"#)],
@@ -406,7 +406,7 @@ fn claims_are_used_once_and_not_hot_plugged() {
                 ),
                 ("/volumes/-", r#"{"name": "again", "dataVolume": {"name": "data"}}"#),
             ],
-            "spec.volumes[1].dataVolume: `data` is used already by spec.volumes[0]",
+            "spec.volumes[1].dataVolume: `data` is already used by spec.volumes[0]",
         ),
         (
             &[(
@@ -529,7 +529,7 @@ fn networks() {
         ),
         (
             &[("/networks/0", r#"{"name": "default"}"#)],
-            "spec.networks[0].pod must be set: there are no other networks",
+            "spec.networks[0].pod must be set: only the pod network is supported",
         ),
         (
             &[("/networks/0", r#"{"name": "default", "multus": {"networkName": "x"}}"#)],
@@ -574,7 +574,7 @@ fn mac_addresses_and_ports_are_checked() {
         ),
         (
             &[("/domain/devices/interfaces/0/macAddress", r#""01:00:00:00:00:01""#)],
-            "spec.domain.devices.interfaces[0].macAddress: `01:00:00:00:00:01` is not allowed; allowed: an address of one card",
+            "spec.domain.devices.interfaces[0].macAddress: `01:00:00:00:00:01` is not allowed; allowed: a unicast address",
         ),
         (
             &[("/domain/devices/interfaces/0/macAddress", r#""00:00:00:00:00:00""#)],
@@ -589,14 +589,14 @@ fn mac_addresses_and_ports_are_checked() {
                 "/domain/devices/interfaces/0/ports",
                 r#"[{"port": 80}, {"port": 80, "protocol": "UDP"}, {"port": 80, "protocol": "TCP"}]"#,
             )],
-            "spec.domain.devices.interfaces[0].ports[2].port: `80` is used already by spec.domain.devices.interfaces[0].ports[0]",
+            "spec.domain.devices.interfaces[0].ports[2].port: `80` is already used by spec.domain.devices.interfaces[0].ports[0]",
         ),
         (
             &[(
                 "/domain/devices/interfaces/0/ports",
                 r#"[{"port": 80, "name": "web"}, {"port": 81, "name": "web"}]"#,
             )],
-            "spec.domain.devices.interfaces[0].ports[1].name: `web` is used already",
+            "spec.domain.devices.interfaces[0].ports[1].name: `web` is already used",
         ),
         (
             &[("/domain/devices/interfaces/0/ports", r#"[{"port": 80, "name": "80"}]"#)],
@@ -670,7 +670,7 @@ fn probes() {
                 "/readinessProbe",
                 r#"{"httpGet": {"port": 80, "httpHeaders": [{"name": "X-A", "value": "b"}, {"name": "a: b", "value": ""}]}}"#,
             )],
-            "spec.readinessProbe.httpGet.httpHeaders[1].name: `a: b` is not allowed; allowed: a name of an HTTP header",
+            "spec.readinessProbe.httpGet.httpHeaders[1].name: `a: b` is not allowed; allowed: an HTTP header name",
         ),
         (
             &[
@@ -679,7 +679,7 @@ fn probes() {
                 ("/domain/devices/autoattachPodInterface", "false"),
                 ("/readinessProbe", r#"{"tcpSocket": {"port": 22}}"#),
             ],
-            "spec.readinessProbe cannot be set together with a guest without a network",
+            "spec.readinessProbe cannot be set together with a network configuration without a pod network",
         ),
     ]);
 }
@@ -697,7 +697,7 @@ fn scheduling() {
         ),
         (
             &[("/nodeSelector", r#"{"guest.node.drydock.dev/5b0a": "true"}"#)],
-            "spec.nodeSelector: `guest.node.drydock.dev/5b0a` is not allowed; allowed: a label of nodes that is not below guest.node.drydock.dev/",
+            "spec.nodeSelector: `guest.node.drydock.dev/5b0a` is not allowed; allowed: a node label that does not start with guest.node.drydock.dev/",
         ),
         (
             &[(
@@ -709,7 +709,7 @@ fn scheduling() {
                         {"weight": 1, "preference": {"matchExpressions": [{"key": "guest.node.drydock.dev/x", "operator": "Exists"}]}}]}}"#,
             )],
             "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key: \
-             `guest.node.drydock.dev/5b0a` is not allowed; allowed: a label of nodes that is not below guest.node.drydock.dev/; \
+             `guest.node.drydock.dev/5b0a` is not allowed; allowed: a node label that does not start with guest.node.drydock.dev/; \
              spec.affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference.matchExpressions[0].key: \
              `guest.node.drydock.dev/x` is not allowed",
         ),
@@ -722,11 +722,11 @@ fn scheduling() {
         ),
         (
             &[("/tolerations", r#"[{"key": "a", "operator": "Exists", "value": "b"}]"#)],
-            "spec.tolerations[0].value: `b` is not allowed; allowed: nothing with operator Exists",
+            "spec.tolerations[0].value: `b` is not allowed; allowed: no value with the operator Exists",
         ),
         (
             &[("/tolerations", r#"[{"value": "b"}]"#)],
-            "spec.tolerations[0].operator: `Equal` is not allowed; allowed: Exists, as there is no key",
+            "spec.tolerations[0].operator: `Equal` is not allowed; allowed: Exists, because key is not set",
         ),
         (
             &[("/tolerations", r#"[{"key": "a", "effect": "Never"}]"#)],
@@ -847,7 +847,9 @@ fn replica_set_selector_must_match_the_template_labels() {
         "spec.template.metadata.labels: `app=db,tier=web` is not allowed; allowed: labels that spec.selector selects"
     );
     put(&mut object, "/spec/selector", json!({}));
-    assert!(refusal_text(&object, AdmittedKind::ReplicaSet).starts_with("spec.selector must be set: an empty one"));
+    assert!(
+        refusal_text(&object, AdmittedKind::ReplicaSet).starts_with("spec.selector must be set: an empty selector")
+    );
     put(
         &mut object,
         "/spec/selector",
@@ -926,7 +928,7 @@ fn service_accounts_are_mounted_once_and_read_only() {
                 ),
                 ("/domain/devices/disks/-", r#"{"name": "a", "disk": {"bus": "sata"}}"#),
             ],
-            "spec.domain cannot be had: disk `a` cannot be read-only on bus sata; virtio and scsi are possible",
+            "spec.domain is invalid: disk `a` cannot be read-only on bus sata; supported: virtio, scsi",
         ),
         (
             &[("/volumes/-", r#"{"name": "a", "serviceAccount": {}}"#)],

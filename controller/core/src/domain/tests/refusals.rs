@@ -49,14 +49,14 @@ fn impossible_timers_are_refused_by_name() {
         (
             timer("rtc", json!({"tickPolicy": "merge"})),
             "BadTimer",
-            "timer `rtc` cannot have tick policy `merge`",
+            "timer `rtc` does not support tick policy `merge`",
         ),
         (timer("rtc", json!({"tickPolicy": "discard"})), "BadTimer", "`discard`"),
         (timer("pit", json!({"tickPolicy": "merge"})), "BadTimer", "`pit`"),
         (
             timer("pit", json!({"track": "wall"})),
             "BadTimer",
-            "timer `pit` cannot have track `wall`",
+            "timer `pit` does not support track `wall`",
         ),
         (timer("kvm", json!({"tickPolicy": "delay"})), "BadTimer", "`kvm`"),
         (timer("hyperv", json!({"track": "guest"})), "BadTimer", "`hyperv`"),
@@ -88,14 +88,18 @@ fn impossible_disks_are_refused_by_name() {
             "`a`",
         ),
         (disk(json!({"name": "a", "serial": "a,b"})), "BadDiskSerial", "`a`"),
-        (disk(json!({"name": "a", "bootOrder": 0})), "BadBootOrder", "place 0"),
+        (
+            disk(json!({"name": "a", "bootOrder": 0})),
+            "BadBootOrder",
+            "boot order 0",
+        ),
         (
             disks(
                 &json!([{"name": "a", "bootOrder": 2}, {"name": "b", "bootOrder": 2}]),
                 &json!([]),
             ),
             "BadBootOrder",
-            "place 2",
+            "boot order 2",
         ),
     ]);
 }

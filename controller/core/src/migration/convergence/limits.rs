@@ -96,7 +96,7 @@ fn bandwidth(text: Option<&str>) -> Result<Option<u64>, InvalidValue> {
         None => Err(InvalidValue::new(
             "bandwidthPerMigration",
             text,
-            "bytes a second such as 64Mi, or 0 for no limit",
+            "bytes per second such as 64Mi, or 0 for no limit",
         )),
     }
 }

@@ -136,7 +136,8 @@ fn sentence_contains_measurements() {
     let paused = moves(&busy(), with(&busy(), false, true), &[]);
     assert_eq!(
         paused.actions.last().unwrap().1.sentence,
-        "the guest changes 210 MiB/s, 100 MiB/s can be sent: it would never end; it is paused until it has moved"
+        "the guest dirties 210 MiB/s, the bandwidth is 100 MiB/s: the migration does not converge; the guest is paused \
+         until it has moved"
     );
     let aborted = moves(
         &busy(),
@@ -148,11 +149,11 @@ fn sentence_contains_measurements() {
     );
     let sentence = &aborted.actions.last().unwrap().1.sentence;
     assert!(
-        sentence.starts_with("it has taken 11 min of the 10 min that it may, with "),
+        sentence.starts_with("the migration has taken 11 min of the allowed 10 min, with "),
         "{sentence}"
     );
     assert!(
-        sentence.ends_with("(the guest changes 210 MiB/s, 100 MiB/s can be sent); it is given up"),
+        sentence.ends_with("(the guest dirties 210 MiB/s, the bandwidth is 100 MiB/s); the migration is aborted"),
         "{sentence}"
     );
 }
@@ -317,9 +318,9 @@ fn guest_with_post_copy_is_paused_for_disks_after_twice_time() {
         assert_eq!((acts, story.end), (expected, end), "{name}");
         if let Some((_, abort)) = taken.iter().find(|(_, action)| action.act == Act::Abort) {
             let allowed = if post_copy {
-                "of the 3 min that it may"
+                "of the allowed 3 min"
             } else {
-                "of the 2 min that it may"
+                "of the allowed 2 min"
             };
             assert!(abort.sentence.contains(allowed), "{}", abort.sentence);
         }
@@ -387,7 +388,7 @@ fn the_summary_is_short_and_round() {
     };
     for (outlook, expected) in [
         (Outlook::Unknown, "68 %, 310 MiB left"),
-        (Outlook::Never, "68 %, 310 MiB left, does not end by itself"),
+        (Outlook::Never, "68 %, 310 MiB left, does not converge"),
         (
             Outlook::Ends(Duration::from_millis(6100)),
             "68 %, 310 MiB left, about 7 s",
@@ -485,7 +486,7 @@ fn convergence_limits_follow_the_recorded_configuration() {
     assert_eq!(
         messages,
         [
-            "bandwidthPerMigration: `fast` is not allowed; allowed: bytes a second such as 64Mi, or 0 for no limit",
+            "bandwidthPerMigration: `fast` is not allowed; allowed: bytes per second such as 64Mi, or 0 for no limit",
             "progressTimeout: `-1` is not allowed; allowed: whole seconds, or 0 for no limit",
             "maxDowntimeMs: `0` is not allowed; allowed: milliseconds from 1 to 2000000",
         ]

@@ -44,7 +44,7 @@ pub fn summary(sample: &Sample, outlook: Outlook) -> String {
     match outlook {
         Outlook::Unknown => {}
         Outlook::Ends(left) => parts.push(format!("about {}", time(left))),
-        Outlook::Never => parts.push("does not end by itself".into()),
+        Outlook::Never => parts.push("does not converge".into()),
     }
     parts.join(", ")
 }
@@ -87,9 +87,9 @@ impl Monitor {
     pub(super) fn rates(&self) -> String {
         let sent = self.bandwidth.get().map(bytes);
         match (self.dirty.get().map(bytes), sent) {
-            (Some(dirty), Some(sent)) => format!("the guest changes {dirty}/s, {sent}/s can be sent"),
-            (None, Some(sent)) => format!("{sent}/s can be sent"),
-            (_, None) => "it is not known how much can be sent".into(),
+            (Some(dirty), Some(sent)) => format!("the guest dirties {dirty}/s, the bandwidth is {sent}/s"),
+            (None, Some(sent)) => format!("the bandwidth is {sent}/s"),
+            (_, None) => "the bandwidth is unknown".into(),
         }
     }
 
@@ -97,25 +97,27 @@ impl Monitor {
     pub(super) fn action(&self, act: Act, cause: ActionCause, sample: &Sample) -> ConvergenceAction {
         let remaining = bytes(sample.remaining());
         let why = match cause {
-            ActionCause::DoesNotConverge => format!("{}: it would never end", self.rates()),
+            ActionCause::DoesNotConverge => format!("{}: the migration does not converge", self.rates()),
             ActionCause::CompletionTimeExceeded => format!(
-                "it has taken {} of the {} that it may, with {remaining} left ({})",
+                "the migration has taken {} of the allowed {}, with {remaining} left ({})",
                 time(self.elapsed),
                 self.allowed_time(sample).map_or_else(|| "time".into(), time),
                 self.rates()
             ),
             ActionCause::NoProgress => format!(
-                "for {} no less than {remaining} has been left ({})",
+                "no progress for {}, with {remaining} left ({})",
                 time(self.elapsed.saturating_sub(self.progress_at)),
                 self.rates()
             ),
         };
         let what = match act {
-            Act::Report => "neither pause nor post-copy can be used, so it goes on until its time is over".into(),
-            Act::SetDowntime(time) => format!("the guest may stand still for {} ms at the end", time.as_millis()),
-            Act::Pause => "it is paused until it has moved".into(),
-            Act::StartPostCopy => "it goes on at its target, and the rest follows".into(),
-            Act::Abort => "it is given up".into(),
+            Act::Report => {
+                "neither a pause nor post-copy can be used, so the migration continues until its time limit".into()
+            }
+            Act::SetDowntime(time) => format!("the maximum downtime of the guest is raised to {} ms", time.as_millis()),
+            Act::Pause => "the guest is paused until it has moved".into(),
+            Act::StartPostCopy => "the guest continues on the target, and the remaining memory follows".into(),
+            Act::Abort => "the migration is aborted".into(),
         };
         ConvergenceAction {
             act,

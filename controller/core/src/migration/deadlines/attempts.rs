@@ -91,8 +91,8 @@ impl Attempts {
             return Retry::GiveUp {
                 reason,
                 sentence: format!(
-                    "all of {} attempts to migrate the guest have failed, and no more are made until it is \
-                     requested again or something changes that decides about it",
+                    "all {} attempts to migrate the guest have failed; no more attempts are made until the migration \
+                     is requested again, or until a relevant change of nodes, guest or configuration",
                     self.most
                 ),
             };

@@ -24,7 +24,7 @@ fn each_migration_phase_has_a_deadline() {
             pod(true),
             300,
             "TargetPodUnschedulable",
-            "no node took the target pod within 300 s",
+            "the target pod was not scheduled within 300 s",
         ),
         (
             pod(false),
@@ -36,13 +36,13 @@ fn each_migration_phase_has_a_deadline() {
             DeadlinePhase::Preparing,
             240,
             "PreparationTimedOut",
-            "source and target were not both prepared within 240 s",
+            "the agent of the target node did not prepare the target within 240 s",
         ),
         (
             DeadlinePhase::Starting,
             240,
             "StartTimedOut",
-            "both sides were prepared, and the guest did not begin to move within 240 s",
+            "the target was prepared, but the agent of the source node did not start to move the guest within 240 s",
         ),
     ] {
         let deadline = PhaseDeadlines::default().deadline(part, NOW, &annotations(&[]));
@@ -100,7 +100,7 @@ fn deadlines_of_phases() -> Vec<Row> {
         ),
         ("pod is ready", Some("Scheduled"), None, Some(created), false, None),
         (
-            "sides prepare",
+            "target prepares",
             Some("PreparingTarget"),
             None,
             Some(created),
@@ -301,7 +301,7 @@ fn last_failed_attempt_is_reported() {
             panic!("it goes on for ever");
         };
         assert_eq!(reason, expected);
-        assert!(sentence.starts_with("all of 10 attempts"), "{sentence}");
+        assert!(sentence.starts_with("all 10 attempts"), "{sentence}");
     }
     assert_eq!(
         Attempts::default().next(MigrationPurpose::UserRequest, failed(99, NOW), NOW),

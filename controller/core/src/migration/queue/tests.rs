@@ -305,22 +305,23 @@ fn queued_migration_reports_reason_and_place() {
         (
             WaitReason::ClusterLimit(5),
             1,
-            "as many guests move in the cluster as may at once (5); its place in the queue is 1",
+            "the cluster has reached its limit of parallel migrations (5); queue position 1",
         ),
         (
             WaitReason::SourceNodeLimit(2),
             10,
-            "as many guests leave its node as may at once (2); its place in the queue is 10",
+            "the source node has reached its limit of outbound migrations (2); queue position 10",
         ),
         (
             WaitReason::TargetNodeLimit(2),
             11,
-            "as many guests arrive at its target node as may at once (2); its place in the queue is about 20",
+            "the target node has reached its limit of inbound migrations (2); queue position about 20",
         ),
         (
             WaitReason::PlacementLimit(5),
             301,
-            "enough target pods are on their way to run as many migrations as may at once (5); its place in the queue is about 400",
+            "the target pods that are starting fill the cluster's limit of parallel migrations (5); queue position \
+             about 400",
         ),
     ] {
         assert_eq!(Wait::new(reason, place).to_string(), expected);

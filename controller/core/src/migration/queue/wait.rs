@@ -71,18 +71,26 @@ impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
             WaitReason::ClusterLimit(limit) => {
-                write!(f, "as many guests move in the cluster as may at once ({limit})")?;
+                write!(f, "the cluster has reached its limit of parallel migrations ({limit})")?;
             }
-            WaitReason::SourceNodeLimit(limit) => write!(f, "as many guests leave its node as may at once ({limit})")?,
+            WaitReason::SourceNodeLimit(limit) => {
+                write!(
+                    f,
+                    "the source node has reached its limit of outbound migrations ({limit})"
+                )?;
+            }
             WaitReason::TargetNodeLimit(limit) => {
-                write!(f, "as many guests arrive at its target node as may at once ({limit})")?;
+                write!(
+                    f,
+                    "the target node has reached its limit of inbound migrations ({limit})"
+                )?;
             }
             WaitReason::PlacementLimit(limit) => write!(
                 f,
-                "enough target pods are on their way to run as many migrations as may at once ({limit})"
+                "the target pods that are starting fill the cluster's limit of parallel migrations ({limit})"
             )?,
         }
         let about = if self.place > 10 { "about " } else { "" };
-        write!(f, "; its place in the queue is {about}{}", self.place)
+        write!(f, "; queue position {about}{}", self.place)
     }
 }

@@ -57,9 +57,10 @@ pub fn why_stayed(stayed: &StayedGuest<'_>) -> SourceFailure {
         (Some(failure), _) => failure.clone(),
         (None, Some(SourceState::Migrating | SourceState::Halted)) => because(
             MIGRATION_ENDED,
-            "the migration ended while this node's agent was away; the guest runs on",
+            "the migration ended while the agent of the source node was not running; the guest keeps running on the \
+             source",
         ),
-        (None, _) => because(NOT_STARTED, "the migration was over before it began"),
+        (None, _) => because(NOT_STARTED, "the migration ended before the guest began to move"),
     }
 }
 
@@ -84,9 +85,10 @@ mod tests {
         let aborted = (ABORTED, "Live migration has been aborted: it was deleted");
         let away = (
             MIGRATION_ENDED,
-            "the migration ended while this node's agent was away; the guest runs on",
+            "the migration ended while the agent of the source node was not running; the guest keeps running on the \
+             source",
         );
-        let not_started = (NOT_STARTED, "the migration was over before it began");
+        let not_started = (NOT_STARTED, "the migration ended before the guest began to move");
         for (source, deleted, abort, session, failure, expected) in [
             (None, false, None, None, None, not_started),
             (migrating, false, None, None, None, away),

@@ -179,14 +179,14 @@ fn an_end_has_a_time_and_a_reason() {
 #[test]
 fn migration_failed_before_any_side_exists_has_a_reason() {
     let failed = StatusChange {
-        fail: Some((MigrationFailure::Overdue, "no node took the target pod".into())),
+        fail: Some((MigrationFailure::Overdue, "the target pod was not scheduled".into())),
         ..StatusChange::default()
     };
     let status = changed(&migration(&json!({"phase": "Scheduling"})), &failed, LATE);
     let state = status.migration_state.unwrap();
     assert_eq!(
         state.failure_reason.as_deref(),
-        Some("it took too long: no node took the target pod")
+        Some("the migration took too long: the target pod was not scheduled")
     );
     assert_eq!(state.start_timestamp, None);
 }

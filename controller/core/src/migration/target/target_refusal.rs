@@ -75,14 +75,14 @@ pub fn check(guest: &MigratedGuest, host: &TargetHost<'_>) -> TargetCheck {
     };
     if virt_type != host.virt_type {
         let (theirs, own) = (virt_type.as_str(), host.virt_type.as_str());
-        let message = format!("the guest runs by {theirs}, and guests on this node by {own}");
+        let message = format!("the virtualization type of the guest is {theirs}, and that of this node is {own}");
         return refused(OTHER_VIRT_TYPE, message);
     }
     // libvirt has no notion of masks.
     let masked: Vec<String> = mask::refused(guest, host.mask).into_iter().collect();
     if !masked.is_empty() {
         let message = format!(
-            "node {} masks CPU features that the guest has, and the node that it comes from does not: {}; they are masked \
+            "node {} masks CPU features of the guest that the source node does not mask: {}; the features are masked \
              by {}",
             host.node,
             masked.join(", "),
@@ -150,7 +150,7 @@ mod tests {
         let masks = |features: &str| {
             let by = mask::means();
             format!(
-                "node b masks CPU features that the guest has, and the node that it comes from does not: {features}; they \
+                "node b masks CPU features of the guest that the source node does not mask: {features}; the features \
                  are masked by {by}"
             )
         };
@@ -160,7 +160,7 @@ mod tests {
                 json!({"virtType": "qemu", "processor": "x"}),
                 Err((
                     "OtherVirtType",
-                    "the guest runs by qemu, and guests on this node by kvm".into(),
+                    "the virtualization type of the guest is qemu, and that of this node is kvm".into(),
                 )),
             ),
             (
@@ -181,7 +181,7 @@ mod tests {
             ),
             (
                 json!({"maskedFeatures": masked}),
-                Err(("GuestCPUUnknown", "the CPU that the guest has is not known".into())),
+                Err(("GuestCPUUnknown", "the guest's CPU is not known".into())),
             ),
             (
                 json!({"virtType": "kvm", "processor": "x", "maskedFeatures": masked}),

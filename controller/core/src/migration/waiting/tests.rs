@@ -150,7 +150,7 @@ fn migration_waits_for_the_first_obstacle_in_order() {
     }
     let message = |obstacles: Obstacles<'_>| obstacles.waiting(&MigrationRecord::default()).map(|one| one.message);
     assert_eq!(message(no_pod), Some(queued.to_string()));
-    let another = "the target pod was rejected, another follows (3 of 5): no device";
+    let another = "the kubelet rejected the target pod, and another target pod follows (3 of 5): no device";
     assert_eq!(message(not_refused).as_deref(), Some(another));
 }
 

@@ -272,14 +272,15 @@ fn new_guest_avoids_masked_nodes_and_reports_the_mask() {
         (
             json!({"features": [{"name": FEATURE}]}),
             format!(
-                "no node can run it: 2 nodes mask the CPU feature avx2 by {} (a, b)",
+                "no node can run the virtual machine: 2 nodes mask the CPU feature avx2 by {} (a, b)",
                 means()
             ),
         ),
         (
             json!({"model": "Whole"}),
             format!(
-                "no node can run it: 2 nodes lack the CPU model Whole for want of avx2, masked by {} (a, b)",
+                "no node can run the virtual machine: 2 nodes lack the CPU model Whole because of missing avx2, masked \
+                 by {} (a, b)",
                 means()
             ),
         ),

@@ -135,7 +135,7 @@ fn anti_affinity_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![web()],
             &["b", "c"],
-            "1 node has the pod n/web, from which it must stay apart (a)",
+            "1 node has the pod n/web, which conflicts by pod anti-affinity (a)",
         ),
         (
             "anti-affinity by zone",
@@ -143,7 +143,7 @@ fn anti_affinity_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![web(), pod("n", "other", "b", &labelled("web"))],
             &["c"],
-            "2 nodes are in the same zone as pods from which it must stay apart, such as n/other (a, b)",
+            "2 nodes are in the same zone as pods that conflict by pod anti-affinity, such as n/other (a, b)",
         ),
         (
             "anti-affinity does not concern a node without a domain",
@@ -151,7 +151,7 @@ fn anti_affinity_cases() -> Vec<Case<&'static str>> {
             &[("a", "x"), ("b", "")],
             vec![web()],
             &["b"],
-            "1 node is in the same zone as the pod n/web, from which it must stay apart (a)",
+            "1 node is in the same zone as the pod n/web, which conflicts by pod anti-affinity (a)",
         ),
         (
             "a pod on a node without a domain keeps nobody away",
@@ -185,7 +185,7 @@ fn anti_affinity_cases() -> Vec<Case<&'static str>> {
                 &json!({"labels": {"app": "web"}, "deleted": true}),
             )],
             &["b", "c"],
-            "1 node has the pod n/web, from which it must stay apart (a)",
+            "1 node has the pod n/web, which conflicts by pod anti-affinity (a)",
         ),
         (
             "an unbound pod does not count",
@@ -218,7 +218,7 @@ fn namespace_cases() -> Vec<Case<&'static str>> {
                 pod("n", "web", "b", &labelled("web")),
             ],
             &["b", "c"],
-            "1 node has the pod m/web, from which it must stay apart (a)",
+            "1 node has the pod m/web, which conflicts by pod anti-affinity (a)",
         ),
         (
             "or selected by name",
@@ -231,7 +231,7 @@ fn namespace_cases() -> Vec<Case<&'static str>> {
                 pod("n", "web", "b", &labelled("web")),
             ],
             &["b", "c"],
-            "1 node has the pod m/web, from which it must stay apart (a)",
+            "1 node has the pod m/web, which conflicts by pod anti-affinity (a)",
         ),
         (
             "or all selected",
@@ -239,7 +239,7 @@ fn namespace_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![pod("m", "one", "a", &json!({})), pod("o", "two", "b", &json!({}))],
             &["c"],
-            "2 nodes have pods from which it must stay apart, such as o/two (a, b)",
+            "2 nodes have pods that conflict by pod anti-affinity, such as o/two (a, b)",
         ),
         (
             "a term by unknown labels of namespaces is not evaluated",
@@ -270,7 +270,7 @@ fn selector_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![web(), pod("n", "db", "b", &labelled("db"))],
             &["a", "c"],
-            "1 node has the pod n/db, from which it must stay apart (b)",
+            "1 node has the pod n/db, which conflicts by pod anti-affinity (b)",
         ),
         (
             "its own labels are excluded from the selector",
@@ -278,7 +278,7 @@ fn selector_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![web(), pod("n", "db", "b", &labelled("db"))],
             &["b", "c"],
-            "1 node has the pod n/web, from which it must stay apart (a)",
+            "1 node has the pod n/web, which conflicts by pod anti-affinity (a)",
         ),
     ]
 }
@@ -292,7 +292,7 @@ fn guard_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![guard()],
             &["c"],
-            "2 nodes are in the same zone as pods from which it must stay apart, such as n/guard (a, b)",
+            "2 nodes are in the same zone as pods that conflict by pod anti-affinity, such as n/guard (a, b)",
         ),
         (
             "another pod's anti-affinity to others",
@@ -317,7 +317,7 @@ fn affinity_cases() -> Vec<Case<&'static str>> {
             &[("a", "x"), ("b", "x"), ("c", "y"), ("d", "")],
             vec![web()],
             &["a", "b"],
-            "2 nodes are in no zone with a pod that it must run near (app=web) (c, d)",
+            "2 nodes are in no zone with a pod that matches the required pod affinity (app=web) (c, d)",
         ),
         (
             "affinity to nobody",
@@ -325,7 +325,7 @@ fn affinity_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![],
             &[],
-            "3 nodes have no pod that it must run beside (app=web) (a, b, c)",
+            "3 nodes have no pod that matches the required pod affinity (app=web) (a, b, c)",
         ),
         (
             "affinity to its own kind, as the first",
@@ -333,7 +333,7 @@ fn affinity_cases() -> Vec<Case<&'static str>> {
             &[("a", "x"), ("d", "")],
             vec![web()],
             &["a"],
-            "1 node is in no zone with a pod that it must run near (app=db) (d)",
+            "1 node is in no zone with a pod that matches the required pod affinity (app=db) (d)",
         ),
         (
             "affinity to its own kind, as the second",
@@ -341,7 +341,7 @@ fn affinity_cases() -> Vec<Case<&'static str>> {
             &THREE,
             vec![pod("n", "db", "b", &labelled("db"))],
             &["b"],
-            "2 nodes have no pod that it must run beside (app=db) (a, c)",
+            "2 nodes have no pod that matches the required pod affinity (app=db) (a, c)",
         ),
     ]
 }
@@ -483,7 +483,7 @@ fn domain_cases() -> Vec<Case<String>> {
             &[("a", "x"), ("d", "")],
             vec![db("1", "d"), db("2", "d")],
             &["a"],
-            "1 node does not have the label zone as it is selected (d)".into(),
+            "1 node does not have the label zone with the selected value (d)".into(),
         ),
         (
             "too few domains",
@@ -499,7 +499,7 @@ fn domain_cases() -> Vec<Case<String>> {
             &THREE,
             vec![db("1", "a"), db("2", "b")],
             &["a", "b"],
-            "1 node does not have the label zone as it is selected (c)".into(),
+            "1 node does not have the label zone with the selected value (c)".into(),
         ),
         (
             "unless the policy ignores it",
@@ -508,7 +508,7 @@ fn domain_cases() -> Vec<Case<String>> {
             vec![db("1", "a"), db("2", "b")],
             &[],
             format!(
-                "{} (a, b), 1 does not have the label zone as it is selected (c)",
+                "{} (a, b), 1 does not have the label zone with the selected value (c)",
                 skewed("2 nodes")
             ),
         ),

@@ -148,15 +148,15 @@ fn guest_that_others_leave_no_room_is_crowded_out() {
         &[sized("a", 5), sized("b", 6)],
         &[("here", 100, 10, ""), ("x", 8, 10, "")],
     );
-    let message = "no other node has room for it beside the others that leave: \
-                   1 node has 2.0 GiB of memory free of the 5.0 GiB that are requested (x)";
+    let message = "no other node has room for the guest in addition to the other guests that leave: \
+                   1 node has 2.0 GiB of memory free of the requested 5.0 GiB (x)";
     assert_eq!(found, [DepartureOutlook::Crowded(message.into()), fits("x")]);
     let found = packed(&[sized("a", 9)], &[("here", 100, 10, ""), ("x", 8, 10, "")]);
     let DepartureOutlook::Nowhere(message) = &found[0] else {
         panic!("{found:?}");
     };
     assert!(
-        message.starts_with("no other node can take it: 1 node has "),
+        message.starts_with("no other node can run the guest: 1 node has "),
         "{message}"
     );
 }
@@ -215,8 +215,8 @@ fn guests_that_stay_apart_get_different_nodes() {
     let by_host = |names: &[&str]| -> Vec<Sized> { names.iter().map(|name| apart(name, HOSTNAME)).collect() };
     assert_eq!(packed(&by_host(&["a", "b"]), &three), [fits("x"), fits("y")]);
     let found = packed(&by_host(&["a", "b", "c"]), &three);
-    let message = "no other node has room for it beside the others that leave: \
-                   2 nodes have pods from which it must stay apart, such as n/b (x, y)";
+    let message = "no other node has room for the guest in addition to the other guests that leave: \
+                   2 nodes have pods that conflict by pod anti-affinity, such as n/b (x, y)";
     assert_eq!(found, [fits("x"), fits("y"), DepartureOutlook::Crowded(message.into())]);
 }
 
@@ -228,8 +228,8 @@ fn guest_kept_away_by_the_own_pod_has_no_target() {
     };
     // Its own pod is in the zone west, like node x.
     let found = packed(&[alone], &[("here", 100, 10, ""), ("x", 8, 10, "")]);
-    let message = "no other node can take it: \
-                   1 node is in the same zone as the pod n/a-pod, from which it must stay apart (x)";
+    let message = "no other node can run the guest: \
+                   1 node is in the same zone as the pod n/a-pod, which conflicts by pod anti-affinity (x)";
     assert_eq!(found, [DepartureOutlook::Nowhere(message.into())]);
 }
 

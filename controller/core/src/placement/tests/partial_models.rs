@@ -88,7 +88,7 @@ fn disabled_features_are_not_demanded_of_a_node() {
     let (_, fit) = needs_without(&["hle", "rtm"], &nodes[2..3]);
     assert_eq!(
         fit.sentence(),
-        "no node can run it: 1 node lacks the CPU model Rapids for want of amx-tile (old)"
+        "no node can run the virtual machine: 1 node lacks the CPU model Rapids because of missing amx-tile (old)"
     );
 }
 

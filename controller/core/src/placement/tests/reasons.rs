@@ -52,7 +52,7 @@ fn reasons_are_counted_and_most_specific_comes_first() {
     assert!(found.fits.is_empty());
     assert_eq!(
         found.sentence(),
-        "no node can run it: 2 nodes lack the CPU model Haswell for want of avx2, bmi1 (a, b), \
+        "no node can run the virtual machine: 2 nodes lack the CPU model Haswell because of missing avx2, bmi1 (a, b), \
          2 lack the CPU feature avx2 (a, b), 1 is unschedulable (b)"
     );
     assert_eq!(
@@ -121,23 +121,23 @@ fn a_model_is_missing_for_a_reason() {
         (
             "Haswell",
             &plain,
-            "1 node lacks the CPU model Haswell for want of avx2, bmi1 (a)",
+            "1 node lacks the CPU model Haswell because of missing avx2, bmi1 (a)",
         ),
         ("Itanium", &plain, "1 node lacks the CPU model Itanium (a)"),
         (
             "Nehalem",
             &plain,
-            "1 node lacks the label cpu-model.node.kubevirt.io/Nehalem though it would be right (a)",
+            "1 node lacks the label cpu-model.node.kubevirt.io/Nehalem despite having the labelled property (a)",
         ),
         (
             "Nehalem-v2",
             &labelled,
-            "1 node offers the CPU model Nehalem-v2 by its name Nehalem-IBRS only (a)",
+            "1 node offers the CPU model Nehalem-v2 only under the name Nehalem-IBRS (a)",
         ),
     ] {
         assert_eq!(
             misfit_text(&cpu(model), labels, &rich),
-            format!("no node can run it: {expected}")
+            format!("no node can run the virtual machine: {expected}")
         );
     }
     let unknown = NodeView {
@@ -152,7 +152,7 @@ fn missing_features_are_distinguished_from_minimum() {
     let manifest = json!({"domain": {"cpu": {"features": [{"name": "sse2"}]}}});
     let plain = labels(&[]);
     let whole = labels(&[("cpu-minimum.node.drydock.dev/Penryn", "true")]);
-    let no_node = "no node can run it: 1 node lacks";
+    let no_node = "no node can run the virtual machine: 1 node lacks";
     assert_eq!(
         misfit_text(&manifest, &plain, &facts(&[])),
         format!("{no_node} the CPU feature sse2 (a)")
@@ -160,24 +160,28 @@ fn missing_features_are_distinguished_from_minimum() {
     assert_eq!(
         misfit_text(&manifest, &plain, &facts(&["sse2"])),
         format!(
-            "{no_node} a part of the minimum CPU model Penryn for want of apic, clflush, cmov, cx16 and 24 more (a)"
+            "{no_node} a part of the minimum CPU model Penryn because of missing apic, clflush, cmov, cx16 and 24 \
+             more (a)"
         )
     );
     let all_but_one: Vec<&str> = PENRYN.into_iter().filter(|&name| name != "ssse3").collect();
     assert_eq!(
         misfit_text(&manifest, &plain, &facts(&all_but_one)),
-        format!("{no_node} a part of the minimum CPU model Penryn for want of ssse3 (a)")
+        format!("{no_node} a part of the minimum CPU model Penryn because of missing ssse3 (a)")
     );
     assert_eq!(
         misfit_text(&manifest, &plain, &facts(&PENRYN)),
-        format!("{no_node} the label cpu-minimum.node.drydock.dev/Penryn though it would be right (a)")
+        format!("{no_node} the label cpu-minimum.node.drydock.dev/Penryn despite having the labelled property (a)")
     );
     let unknown = NodeView {
         labels: Some(&plain),
         ..NodeView::default()
     };
     assert_eq!(reasons(&manifest, unknown), ["CPUMinimumMissing"]);
-    assert_eq!(misfit_text(&manifest, &whole, &facts(&["sse2"])), "1 node could run it");
+    assert_eq!(
+        misfit_text(&manifest, &whole, &facts(&["sse2"])),
+        "1 node could run the virtual machine"
+    );
     assert_eq!(
         misfit_text(&manifest, &whole, &facts(&[])),
         format!("{no_node} the CPU feature sse2 (a)"),
@@ -206,16 +210,16 @@ fn machine_types_are_matched_in_full() {
     let machine = |name: &str| json!({"domain": {"machine": {"type": name}}});
     let (rich, offered) = (facts(&[]), labels(&[("machine-type.node.kubevirt.io/q35", "true")]));
     for (name, expected) in [
-        ("q35", "1 node could run it"),
-        ("pc-q35-10.0", "1 node could run it"),
-        ("pc-q35-6.2", "1 node could run it"),
+        ("q35", "1 node could run the virtual machine"),
+        ("pc-q35-10.0", "1 node could run the virtual machine"),
+        ("pc-q35-6.2", "1 node could run the virtual machine"),
         (
             "pc-q35-99.0",
-            "no node can run it: 1 node lacks the machine type pc-q35-99.0 (a)",
+            "no node can run the virtual machine: 1 node lacks the machine type pc-q35-99.0 (a)",
         ),
         (
             "pc-i440fx-10.0",
-            "no node can run it: 1 node lacks the machine type pc-i440fx-10.0 (a)",
+            "no node can run the virtual machine: 1 node lacks the machine type pc-i440fx-10.0 (a)",
         ),
     ] {
         assert_eq!(misfit_text(&machine(name), &offered, &rich), expected, "{name}");

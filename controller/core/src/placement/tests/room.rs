@@ -170,7 +170,7 @@ fn each_exhausted_resource_is_a_reason_with_amounts() {
             "memory",
             vec![memory.clone()],
             Some(0),
-            "1 node has 1.0 GiB of memory free of the 1.2 GiB that are requested (a)",
+            "1 node has 1.0 GiB of memory free of the requested 1.2 GiB (a)",
         ),
         ("what may be preempted", vec![memory.clone()], Some(1), ""),
         ("what may be preempted or not", vec![memory.clone()], None, ""),
@@ -178,19 +178,19 @@ fn each_exhausted_resource_is_a_reason_with_amounts() {
             "CPUs",
             vec![cpu],
             Some(0),
-            "1 node has 0.0 CPUs free of the 0.1 that are requested (a)",
+            "1 node has 0.0 CPUs free of the requested 0.1 (a)",
         ),
         (
             "virtualization",
             vec![kvm],
             Some(0),
-            "1 node has 0 of devices.kubevirt.io/kvm free of the 1 that are requested (a)",
+            "1 node has 0 of devices.kubevirt.io/kvm free of the requested 1 (a)",
         ),
         (
             "pods",
             vec![small.clone(), small],
             Some(0),
-            "1 node has as many pods as it may have (a)",
+            "1 node has reached the maximum number of pods (a)",
         ),
     ] {
         assert_eq!(reasons(&all, &pods, priority), expected, "{what}");
@@ -199,7 +199,7 @@ fn each_exhausted_resource_is_a_reason_with_amounts() {
     assert_eq!(reasons(&json!({KVM_RESOURCE: "1k"}), &[memory], Some(0)), "");
     assert_eq!(
         reasons(&json!({"memory": "1Gi", KVM_RESOURCE: "1k"}), &[], Some(0)),
-        "1 node has less memory than the 1146Mi that are requested (a)"
+        "1 node has less memory than the requested 1146Mi (a)"
     );
 }
 
@@ -231,7 +231,7 @@ fn largest_free_amount_of_several_nodes_is_named() {
     );
     assert_eq!(
         found.reasons(),
-        "3 nodes have at most 1.6 GiB of memory free of the 2.2 GiB that are requested (a, b, c)"
+        "3 nodes have at most 1.6 GiB of memory free of the requested 2.2 GiB (a, b, c)"
     );
     let found = fit(
         &needs,

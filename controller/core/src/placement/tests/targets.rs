@@ -48,9 +48,9 @@ fn single_target_is_named_and_several_targets_are_not() {
     let guest = running(&json!({"model": "EPYC", "required": ["avx2"], "disabled": ["svm"]}));
     let (rich, poor) = (facts(&["sse2", "avx2"]), facts(&["sse2"]));
     for (others, message) in [
-        (&["c"][..], "node c could take it"),
-        (&["c", "b"], "several nodes could take it"),
-        (&["d", "c", "b", "e"], "several nodes could take it"),
+        (&["c"][..], "node c could run the guest"),
+        (&["c", "b"], "several nodes could run the guest"),
+        (&["d", "c", "b", "e"], "several nodes could run the guest"),
     ] {
         let mut nodes = vec![("here", &rich), ("poor", &poor)];
         nodes.extend(others.iter().map(|name| (*name, &rich)));
@@ -64,7 +64,7 @@ fn single_target_is_named_and_several_targets_are_not() {
     assert_eq!((none.available, none.reason.as_str()), (false, "CPUFeatureMissing"));
     assert_eq!(
         none.message,
-        "no other node can take it: 1 node lacks the CPU feature avx2 (poor)"
+        "no other node can run the guest: 1 node lacks the CPU feature avx2 (poor)"
     );
     assert_eq!(targets(&guest, &[("here", &rich)]).reason, "NoOtherNode");
 }
@@ -213,7 +213,8 @@ fn a_feature_that_no_inspection_lists_proves_nothing() {
     assert_eq!((found.available, found.reason.as_str()), (true, "FeatureListedNowhere"));
     assert_eq!(
         found.message,
-        "node b could take it, if its libvirt agrees: the guest has CPU features that no node lists: hypervisor"
+        "node b could run the guest, provided that libvirt there accepts the guest's CPU: no node lists these CPU \
+         features of the guest: hypervisor"
     );
     assert_eq!(
         targets(&guest, &[("here", &listing), ("b", &not)]).reason,
@@ -225,7 +226,7 @@ fn a_feature_that_no_inspection_lists_proves_nothing() {
     let poor = facts(&[]);
     assert_eq!(
         targets(&guest, &[("here", &not), ("b", &poor)]).message,
-        "no other node can take it: 1 node lacks the CPU feature avx2 (b)"
+        "no other node can run the guest: 1 node lacks the CPU feature avx2 (b)"
     );
 }
 
@@ -237,7 +238,7 @@ fn a_feature_lost_by_the_source_is_demanded_of_a_target() {
     let found = targets(&guest, &[("here", &updated), ("b", &updated), ("c", &not_yet)]);
     assert_eq!(
         (found.reason.as_str(), found.message.as_str()),
-        ("TargetsFound", "node c could take it")
+        ("TargetsFound", "node c could run the guest")
     );
     let mut needs = Requirements::default();
     let (own, other) = (labels(&[]), labels(&[]));
@@ -279,7 +280,7 @@ fn a_named_model_does_not_cross_vendors() {
     let unknown = with(facts(&[]), |facts| facts.vendor = String::new());
     assert_eq!(
         targets(&guest, &[("here", &here), ("b", &intel)]).message,
-        "no other node can take it: 1 node has a CPU that is not of AMD (b)"
+        "no other node can run the guest: 1 node has a CPU that is not from AMD (b)"
     );
     for (here, there) in [(&here, &unknown), (&unknown, &intel)] {
         assert_eq!(targets(&guest, &[("here", here), ("b", there)]).reason, "TargetsFound");
@@ -349,15 +350,15 @@ fn the_hosts_own_cpu_moves_to_an_equal_processor() {
     let found = targets(&guest, &[("here", &here), ("b", &here), ("c", &other)]);
     assert_eq!(
         (found.available, found.message.as_str()),
-        (true, "node b could take it")
+        (true, "node b could run the guest")
     );
     let found = targets(&guest, &[("here", &here), ("c", &other), ("d", &poor)]);
     assert_eq!(
         (found.reason.as_str(), found.message.as_str()),
         (
             "ProcessorDiffers",
-            "no other node can take it: 2 nodes have another processor, microcode, kernel or set of CPU features, \
-             and the guest has its host's own CPU (c, d)"
+            "no other node can run the guest: 2 nodes have a different processor, microcode, kernel or set of CPU \
+             features, and the guest uses the CPU of its host (c, d)"
         )
     );
     // Its pod avoids other nodes too.
@@ -405,10 +406,10 @@ fn vendors_and_ways_to_run_have_to_be_alike() {
     });
     assert_eq!(
         targets(&guest, &[("here", &here), ("b", &intel)]).message,
-        "no other node can take it: 1 node has a CPU that is not of AMD (b)"
+        "no other node can run the guest: 1 node has a CPU that is not from AMD (b)"
     );
     assert_eq!(
         targets(&guest, &[("here", &here), ("b", &emulating)]).message,
-        "no other node can take it: 1 node does not run guests by KVM (b)"
+        "no other node can run the guest: 1 node does not run guests with KVM (b)"
     );
 }

@@ -369,12 +369,12 @@ const CONFIGURATION: &[Case] = &[
     }),
     ("nodes follow the configuration", CheckOutcome::Warning, |survey| {
         let condition = json!({"type": "InForce", "status": "False", "reason": "NotOnAllNodes", "lastTransitionTime": fixture::AT,
-            "message": "2 of 3 nodes follow it; not yet c"});
+            "message": "2 of 3 nodes apply this configuration; not yet applied on c"});
         hyperconverged(survey, "drydock", &json!({}), &json!({"conditions": [condition]}));
     }),
     ("nodes follow the configuration", CheckOutcome::Warning, |survey| {
         let condition = json!({"type": "DefaultCPUModelOffered", "status": "False", "reason": "NoNodeOffersModel",
-            "lastTransitionTime": fixture::AT, "message": "no node can give guests Icelake-Server"});
+            "lastTransitionTime": fixture::AT, "message": "no node offers the default CPU model Icelake-Server"});
         hyperconverged(survey, "drydock", &json!({}), &json!({"conditions": [condition]}));
     }),
     (
@@ -566,7 +566,7 @@ const MAINTENANCE: &[Case] = &[
         },
     ),
     ("maintenances make progress", CheckOutcome::Warning, |survey| {
-        let status = json!({"phase": "Running", "lastError": "budget pg lets none go"});
+        let status = json!({"phase": "Running", "lastError": "budget pg allows no eviction"});
         maintenance(survey, "c", "2026-11-27T13:00:00Z", &status);
     }),
     ("maintenances make progress", CheckOutcome::Error, |survey| {
@@ -586,7 +586,7 @@ const MAINTENANCE: &[Case] = &[
     ("drains are not blocked", CheckOutcome::Error, |survey| {
         let drain = json!({"requestedBy": ["Maintenance"], "startedAt": fixture::AT, "total": 1, "left": 1, "moving": 0,
             "waiting": 0, "blocked": 1, "shuttingDown": 0, "remaining": [{"namespace": "shop", "name": "db",
-                "state": "Blocked", "reason": "NotMigratable", "message": "it cannot be migrated"}]});
+                "state": "Blocked", "reason": "NotMigratable", "message": "the guest cannot be migrated"}]});
         let status = changed(&mut survey.snapshot.hypervisors, 2).status.as_mut().unwrap();
         status.drain = Some(of(drain));
     }),

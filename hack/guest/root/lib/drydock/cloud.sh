@@ -9,15 +9,15 @@ cloud_hostname() {
 set_password() {
     case $2 in
     '$'[1-9]'$'*) hash=$2 ;;
-    # The cheapest kind: the guest is emulated, and guards nothing.
+    # The cheapest hash: the guest is emulated, and has nothing to protect.
     *) hash=$(mkpasswd -m md5 "$2") ;;
     esac
     grep -q "^$1:" /etc/passwd || echo "$1::0:0::/root:/bin/sh" >>/etc/passwd
     sed -i "s|^$1:[^:]*:|$1:$hash:|" /etc/passwd
 }
 
-# password: is for the image's default account; which that is depends on the
-# image that a manifest thinks it has, so it is set for all of them.
+# `password` is for the default account of the image. Manifests expect different
+# images, so the password is set for the default accounts of all of them.
 cloud_users() {
     if get user password; then
         password=$value
@@ -69,7 +69,7 @@ cloud_files() {
     done
 }
 
-# Each item is a line for the shell, or a list of words that no shell splits.
+# Each item is a command line for the shell, or a list of arguments that no shell splits.
 cloud_commands() {
     number=0
     while has user "$1.$number"; do

@@ -1,4 +1,4 @@
-# Finds the data that a cloud hands to a guest, and reads single values of it.
+# Finds the data that a cloud passes to a guest, and reads single values from it.
 # Documents are flattened once, to lines of "path<tab>value": see flatten.awk.
 DATA=none
 D=/run/data
@@ -29,7 +29,7 @@ data_read() {
     mkdir -p $D
     : >$D/user; : >$D/meta; : >$D/network; : >$D/kernel
     data_kernel
-    # It may be on a disk of the controller that is still trying its ports.
+    # The data may be on a disk of a SATA controller that is still trying its ports.
     data_find || { wait "$ata"; data_find; } || return
     case $DATA in
     nocloud)
@@ -49,13 +49,13 @@ data_read() {
 
 data_flatten() {
     [ -s "$D/disk/$1" ] || return
-    # A script is no document.
+    # A script is not flattened.
     read -r first <"$D/disk/$1"
     case $first in '#!'*) return ;; esac
     awk -f /lib/drydock/flatten.awk "$D/disk/$1" >"$D/$2"
 }
 
-# The kernel command line can have the same as the drydock map of user-data:
+# The kernel command line can have the settings of the drydock map of user-data:
 # drydock.count=1s
 data_kernel() {
     for word in $(cat /proc/cmdline); do
@@ -65,7 +65,7 @@ data_kernel() {
     done
 }
 
-# get DOCUMENT PATH: leaves the value in $value; false if there is none.
+# get DOCUMENT PATH: stores the value in $value; false if there is none.
 get() {
     value=
     while IFS='	' read -r path raw; do
@@ -77,13 +77,13 @@ get() {
     return 1
 }
 
-# A character after the text keeps $(...) from eating its final newlines.
+# A character after the text prevents $(...) from removing final newlines.
 unescape() {
     value=$(printf '%bx' "$1")
     value=${value%x}
 }
 
-# has DOCUMENT PATH: whether anything lies at or below the path.
+# has DOCUMENT PATH: true if there is a value at or below the path.
 has() {
     while IFS='	' read -r path raw; do
         case $path in "$2" | "$2".*) return 0 ;; esac
@@ -91,7 +91,7 @@ has() {
     return 1
 }
 
-# setting NAME DEFAULT: a value of the drydock map; the command line goes first.
+# setting NAME DEFAULT: a value of the drydock map; the command line takes precedence.
 setting() {
     get kernel "drydock.$1" || get user "drydock.$1" || value=$2
     [ -n "$value" ]

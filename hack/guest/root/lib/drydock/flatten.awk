@@ -1,7 +1,7 @@
 # Flattens the plain part of YAML (and so JSON) to lines of "path<tab>value".
-# Understands maps and lists by indentation, flow maps and lists, quotes,
+# Supports maps and lists by indentation, flow maps and lists, quotes,
 # block texts (| and >) and comments. Anchors, tags and several documents are
-# left alone. In values, backslash, tab and newline are written as escapes.
+# not supported. In values, backslash, tab and newline are written as escapes.
 
 { line[++count] = $0 }
 
@@ -15,8 +15,8 @@ function spaces(number,   text) { text = sprintf("%" number "s", ""); return tex
 
 function join(prefix, key) { return prefix == "" ? key : prefix "." key }
 
-# printf's %b understands these escapes. Not by gsub: how many backslashes its
-# replacement needs differs from one awk to the next.
+# printf's %b interprets these escapes. gsub is not used, because the number of
+# backslashes that its replacement needs differs between implementations of awk.
 function emit(path, value,   position, character, result) {
     result = ""
     for (position = 1; position <= length(value); position++) {
@@ -34,7 +34,7 @@ function skip() {
     return at <= count
 }
 
-# What lies at the next line, if it is indented by at least `least`.
+# Parses the node at the next line, if the line is indented by at least `least`.
 function block_node(path, least,   depth, text) {
     if (!skip()) return
     depth = indent_of(line[at])
@@ -70,7 +70,7 @@ function block_map(path, depth,   text, length_, key, rest) {
         rest = trim(substr(text, length_ + 1))
         if (rest == "" || rest ~ /^#/) {
             at++
-            # A list may stand as deep as the key that it belongs to.
+            # A list may have the same indentation as its key.
             if (skip() && indent_of(line[at]) == depth && substr(line[at], depth + 1) ~ /^-( |\r?$)/)
                 block_list(join(path, key), depth)
             else block_node(join(path, key), depth + 1)
@@ -85,7 +85,7 @@ function key_length(text) {
     return match(text, /:([ \t\r]|$)/)
 }
 
-# A value that begins on the current line, belonging to something at `depth`.
+# Parses a value that begins on the current line and belongs to a node at `depth`.
 function scalar(path, text, depth,   value) {
     if (text ~ /^[|>][-+0-9]*[ \t]*(#.*)?\r?$/) { block_text(path, text, depth); return }
     if (text ~ /^[{[]/) {
@@ -156,7 +156,7 @@ function closed(text,   quote, position, character) {
 
 function blank() { while (substr(flow_text, flow_at, 1) ~ /[ \t]/) flow_at++ }
 
-# A value in flow style at flow_at.
+# Parses a value in flow style at flow_at.
 function flow(path,   number, key, close_, character) {
     blank()
     character = substr(flow_text, flow_at, 1)

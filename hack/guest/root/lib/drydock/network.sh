@@ -1,8 +1,8 @@
-# Addresses by DHCP, or as NoCloud network data (version 1 or 2) has them.
+# Configures addresses by DHCP or from NoCloud network data (version 1 or 2).
 
 network_up() {
     if has network network; then
-        # Some write the document under a key of its own.
+        # In some documents, all settings are below the key `network`.
         sed 's/^network\.//' $D/network >$D/network.inner
         mv $D/network.inner $D/network
     fi
@@ -20,7 +20,7 @@ network_devices() {
     done
 }
 
-# Lets a lease that takes long come later, so that a guest without a network boots too.
+# A lease that takes long is awaited in the background, so that a guest without a network boots, too.
 network_dhcp() {
     ip link set "$1" up
     udhcpc -i "$1" -b -t 3 -T 1 -A 3 -S -x "hostname:$(hostname)" \
@@ -38,8 +38,8 @@ network_gateway() {
     ip route replace default via "$2" dev "$1"
 }
 
-# network_find NAME MAC POSITION: leaves the device in $device. A guest with
-# other names for its devices than the document gets them by position.
+# network_find NAME MAC POSITION: stores the device in $device. If the
+# guest's devices have other names than in the document, the position counts.
 network_find() {
     device=
     position=0

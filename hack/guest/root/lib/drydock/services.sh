@@ -1,4 +1,4 @@
-# What a test can make the guest do: the drydock map of user-data.
+# Starts the services that a test requests in the drydock map of user-data.
 
 services_start() {
     setting count "" && beacon count "$value" >/dev/console &
@@ -30,7 +30,7 @@ services_start() {
     setting checksum "" && services_checksum "$value" &
 }
 
-# Debian's QEMU guest agent, which is on the disk, as few guests have memory to spare for it.
+# Debian's QEMU guest agent, which is on the disk and not in the initrd, because few guests have memory to spare.
 services_agent() {
     for port in /sys/class/virtio-ports/*; do
         [ "$(cat "$port/name")" = org.qemu.guest_agent.0 ] || continue
