@@ -231,7 +231,7 @@ impl Reconciler for InstanceTask {
             migrations,
             node,
             other_nodes,
-            claims: self.launchers.claims_of(&instance),
+            claims: self.launchers.claims.of(&instance),
             unmounted: self.launchers.unmounted(&pods),
             pending: self.pending(&instance, &pods, now).await,
             misfit: None,
@@ -359,7 +359,7 @@ impl InstanceTask {
         let source = here.as_ref().map(NodePair::view);
         let mut requirements = self.launchers.requirements(&instance.spec, source.as_ref());
         requirements.priority = rooms.priority(&own);
-        requirements.volumes = self.launchers.bound_volumes(instance);
+        requirements.volumes = self.launchers.claims.bound(instance);
         let pairs = nodes.pairs();
         let views = pairs.iter().map(|pair| rooms.complete(pair.view(), &own));
         let rules = self.launchers.rules(instance, pods, &requirements, || {

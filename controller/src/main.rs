@@ -4,6 +4,7 @@ mod admission;
 mod admit;
 mod args;
 mod certificates;
+mod claims;
 mod configuration_in_force;
 mod drain_task;
 mod evacuation_requests;

@@ -69,6 +69,6 @@ fn evaluated(
     let views: Vec<_> = pairs.iter().map(NodePair::view).collect();
     let source = views.iter().find(|view| Some(view.name) == here);
     let mut needs = launchers.requirements(&instance.spec, source);
-    needs.volumes = launchers.bound_volumes(instance);
+    needs.volumes = launchers.claims.bound(instance);
     placement::circumstances(instance, &needs, source, &views, configuration)
 }

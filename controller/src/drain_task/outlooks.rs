@@ -167,7 +167,7 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> P
         let mut needs = launchers.requirements(&competitor.instance.spec, source.as_ref());
         let own: Vec<Key> = competitor.pods.iter().map(|pod| Key::of(pod.as_ref())).collect();
         needs.priority = rooms.priority(&own);
-        needs.volumes = launchers.bound_volumes(competitor.instance);
+        needs.volumes = launchers.claims.bound(competitor.instance);
         let next = launchers.next_pod(competitor.instance, &competitor.pods);
         DepartingGuest {
             instance: competitor.instance,

@@ -1,0 +1,184 @@
+//! Requests about launcher pods, other than their creation.
+
+use std::sync::Arc;
+
+use drydock_api::kubevirt::{VirtualMachineInstance, names::CREATED_BY};
+use drydock_core::launcher_pod::pending::{StartingPod, newest_warning, pending};
+use drydock_runtime::{Key, chain};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{EphemeralContainer, Event, Pod};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+};
+use serde_json::json;
+use tracing::debug;
+
+use super::Launchers;
+use crate::{launcher_owner::controls, requests::patching};
+
+/// Options of a pod deletion, besides the UID.
+#[derive(Clone, Copy, Debug, Default)]
+struct PodDeletion<'a> {
+    /// Resource version that the pod must have.
+    version: Option<&'a str>,
+    /// Grace period in seconds; `None` for the grace period of the pod.
+    grace: Option<i64>,
+}
+
+impl Launchers {
+    /// Sets an annotation of a pod, or removes it. Does nothing if the pod was deleted or replaced by another pod with
+    /// its name.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(crate) async fn annotate(
+        &self,
+        instance: &VirtualMachineInstance,
+        (name, uid): (&str, &str),
+        key: &str,
+        value: Option<&str>,
+    ) -> kube::Result<()> {
+        let patch = json!({"metadata": {"uid": uid, "annotations": {key: value}}});
+        let parameters = PatchParams::default();
+        match self
+            .api(instance)
+            .patch_metadata(name, &parameters, &Patch::Merge(patch))
+            .await
+        {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Reads the pods of an instance from the API server, bypassing all caches.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(crate) async fn list(&self, instance: &VirtualMachineInstance) -> kube::Result<Vec<Arc<Pod>>> {
+        let uid = instance.uid().unwrap_or_default();
+        let parameters = ListParams::default().labels(&format!("{CREATED_BY}={uid}"));
+        let pods = self.api(instance).list(&parameters).await?.items;
+        Ok(pods
+            .into_iter()
+            .filter(|pod| controls(&uid, pod))
+            .map(Arc::new)
+            .collect())
+    }
+
+    /// Returns the state of a pod that is not running, with the obstacle to its start. Lists the events of the pod only
+    /// if nothing else shows the reason.
+    pub(crate) async fn pending(&self, pod: &Pod, now: Timestamp) -> StartingPod {
+        let pending = pending(pod, now);
+        if !pending.wants_events {
+            return pending;
+        }
+        let uid = pod.uid().unwrap_or_default();
+        let fields = format!("involvedObject.uid={uid},type=Warning");
+        let api = Api::<Event>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+        match api.list(&ListParams::default().fields(&fields)).await {
+            Ok(events) => pending.explained(newest_warning(&events.items)),
+            Err(error) => {
+                debug!(
+                    pod = %Key::of(pod),
+                    error = %chain(&error),
+                    "could not list the events of a pod that does not start"
+                );
+                pending
+            }
+        }
+    }
+
+    /// Adds ephemeral containers to a pod.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(crate) async fn run_beside(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        containers: &[EphemeralContainer],
+    ) -> kube::Result<()> {
+        let patch = json!({"metadata": {"uid": uid}, "spec": {"ephemeralContainers": containers}});
+        let parameters = patching();
+        let api = self.api(instance);
+        api.patch_ephemeral_containers(name, &parameters, &Patch::Strategic(patch))
+            .await?;
+        Ok(())
+    }
+
+    /// Deletes a pod, with a grace period of `grace` seconds if that is less than the pod's own. Returns whether the
+    /// pod existed.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(crate) async fn delete(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        grace: Option<i64>,
+    ) -> kube::Result<bool> {
+        let namespace = instance.namespace().unwrap_or_default();
+        let deletion = PodDeletion {
+            grace,
+            ..PodDeletion::default()
+        };
+        self.delete_with(&namespace, name, uid, deletion).await
+    }
+
+    /// Deletes a pod. If a version is given, the pod must still have it.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(crate) async fn delete_version(
+        &self,
+        instance: &VirtualMachineInstance,
+        name: &str,
+        uid: &str,
+        version: Option<&str>,
+    ) -> kube::Result<bool> {
+        let deletion = PodDeletion {
+            version,
+            ..PodDeletion::default()
+        };
+        self.delete_with(&instance.namespace().unwrap_or_default(), name, uid, deletion)
+            .await
+    }
+
+    /// Deletes a pod of any instance in a namespace.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
+        self.delete_with(namespace, name, uid, PodDeletion::default()).await
+    }
+
+    async fn delete_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        deletion: PodDeletion<'_>,
+    ) -> kube::Result<bool> {
+        let parameters = DeleteParams {
+            grace_period_seconds: deletion.grace.and_then(|seconds| u32::try_from(seconds).ok()),
+            preconditions: Some(Preconditions {
+                uid: Some(uid.into()),
+                resource_version: deletion.version.map(Into::into),
+            }),
+            ..DeleteParams::default()
+        };
+        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        match api.delete(name, &parameters).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn api(&self, instance: &VirtualMachineInstance) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &instance.namespace().unwrap_or_default())
+    }
+}
