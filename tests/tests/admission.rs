@@ -183,10 +183,10 @@ async fn kinds_have_kubevirt_names_and_explanations_in_kubectl() -> Result<()> {
     }
     for (field, expected) in [
         ("vmi.spec.domain.cpu", "CPU topology, model and features"),
-        ("vmi.spec.volumes.containerDisk.path", "The disk in it"),
-        ("vm.spec.runStrategy", "When it runs"),
-        ("vmirs.spec.selector", "Which instances it counts"),
-        ("vmim.spec.vmiName", "The instance that moves"),
+        ("vmi.spec.volumes.containerDisk.path", "Path of the disk in the image"),
+        ("vm.spec.runStrategy", "Run strategy, which decides when"),
+        ("vmirs.spec.selector", "Selector of the VirtualMachineInstances"),
+        ("vmim.spec.vmiName", "Name of the VirtualMachineInstance to migrate"),
     ] {
         let explained = place.kubectl(&["explain", field])?;
         ensure!(explained.contains(expected), "{field}: {explained}");

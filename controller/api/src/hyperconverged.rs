@@ -77,8 +77,8 @@ pub struct ObsoleteCpus {
         )
     )]
     pub cpu_models: Vec<String>,
-    /// Minimum CPU model. Its features get no labels of their own, because every node is expected to have them. Penryn
-    /// if not set.
+    /// Minimum CPU model. Its features get no labels of their own, because every node is expected to have them.
+    /// Defaults to Penryn.
     #[serde(default, rename = "minCPUModel", skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 63),
@@ -92,15 +92,15 @@ pub struct ObsoleteCpus {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct LiveMigrationConfig {
-    /// Maximum number of migrations that run in the cluster at the same time. 5 if not set.
+    /// Maximum number of migrations that run in the cluster at the same time. Defaults to 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub parallel_migrations_per_cluster: Option<u32>,
-    /// Maximum number of migrations that leave a node at the same time. 2 if not set.
+    /// Maximum number of migrations that leave a node at the same time. Defaults to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub parallel_outbound_migrations_per_node: Option<u32>,
-    /// Maximum number of migrations that arrive at a node at the same time. 2 if not set.
+    /// Maximum number of migrations that arrive at a node at the same time. Defaults to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub parallel_inbound_migrations_per_node: Option<u32>,
@@ -111,29 +111,30 @@ pub struct LiveMigrationConfig {
         regex(pattern = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")
     )]
     pub bandwidth_per_migration: Option<String>,
-    /// Time limit of a migration in seconds for each GiB that it has to copy. 0 means no limit. 150 if not set.
+    /// Time limit of a migration in seconds for each GiB that it has to copy. 0 means no limit. Defaults to 150.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub completion_timeout_per_gi_b: Option<u32>,
-    /// Time without progress in seconds after which a migration is aborted. 0 means never. 150 if not set.
+    /// Time without progress in seconds after which a migration is aborted. 0 means never. Defaults to 150.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub progress_timeout: Option<u32>,
-    /// Maximum downtime of the guest at the end of a migration, in milliseconds. 900 if not set.
+    /// Maximum downtime of the guest at the end of a migration, in milliseconds. Defaults to 900.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_000_000))]
     pub max_downtime_ms: Option<u32>,
-    /// The guest may be throttled so that the migration can complete. Off if not set.
+    /// The guest may be throttled so that the migration can complete. Defaults to false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_auto_converge: Option<bool>,
-    /// The guest may be switched to the target before all of its memory is copied (post-copy). Off if not set.
+    /// The guest may be switched to the target before all of its memory is copied (post-copy). Defaults to false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_post_copy: Option<bool>,
-    /// The guest may be paused or switched to post-copy so that the migration can complete. The value of allowPostCopy
-    /// if not set.
+    /// The guest may be paused or switched to post-copy so that the migration can complete. Defaults to the value
+    /// of allowPostCopy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_workload_disruption: Option<bool>,
-    /// Key of the taint that drains a node. The effect of the taint must be NoSchedule. kubevirt.io/drain if not set.
+    /// Key of the taint that drains a node. The effect of the taint must be NoSchedule. Defaults to
+    /// kubevirt.io/drain.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 317))]
     pub node_drain_taint_key: Option<String>,

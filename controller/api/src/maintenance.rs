@@ -155,7 +155,7 @@ pub struct NodeMaintenanceSpec {
     /// Human-readable reason for the maintenance. The field can be changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Time limit for emptying the node, such as `45m` or `1h30m`. No limit if not set. When the limit is exceeded, the
+    /// Time limit for emptying the node, such as `45m` or `1h30m`. Default: no limit. When the limit is exceeded, the
     /// maintenance fails and the node is restored to its earlier state. A node that was empty once stays in maintenance
     /// regardless of the limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]

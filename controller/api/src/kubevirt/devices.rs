@@ -19,16 +19,16 @@ pub struct Devices {
     /// Source of random numbers for the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rng: Option<Rng>,
-    /// Whether the guest has a serial port, whose output is in the log of the pod. Yes if not set.
+    /// Whether the guest has a serial port, whose output is in the log of the pod. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_serial_console: Option<bool>,
-    /// Whether the guest has a display, for VNC. Yes if not set.
+    /// Whether the guest has a display, for VNC. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_graphics_device: Option<bool>,
-    /// Whether a guest without interfaces gets an interface on the pod's network. Yes if not set.
+    /// Whether a guest without interfaces gets an interface on the pod's network. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_pod_interface: Option<bool>,
-    /// Whether a guest without inputs gets a tablet on the USB bus. No if not set.
+    /// Whether a guest without inputs gets a tablet on the USB bus. Defaults to false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autoattach_input_device: Option<bool>,
     /// Whether the guest has a memory balloon, through which the host gets back the pages that the guest frees. Yes if
@@ -58,7 +58,7 @@ pub struct Input {
     /// Type of the device: tablet. The position of a tablet is that of the viewer's pointer.
     #[serde(rename = "type", default)]
     pub type_: InputType,
-    /// Bus of the device: usb or virtio. usb if not set.
+    /// Bus of the device: usb or virtio. Defaults to usb.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -106,7 +106,7 @@ pub struct Watchdog {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct I6300Esb {
-    /// Action when the guest does not respond in time: poweroff, reset or shutdown. reset if not set.
+    /// Action when the guest does not respond in time: poweroff, reset or shutdown. Defaults to reset.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<WatchdogAction>")]
     pub action: Option<WatchdogAction>,
@@ -144,7 +144,7 @@ pub struct Sound {
     /// Name of the sound card.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Model of the sound card: ich9 or ac97. ich9 if not set.
+    /// Model of the sound card: ich9 or ac97. Defaults to ich9.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -222,7 +222,7 @@ pub struct Disk {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct DiskTarget {
-    /// Bus of the disk: virtio, sata or scsi. virtio if not set.
+    /// Bus of the disk: virtio, sata or scsi. Defaults to virtio.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<DiskBus>")]
     pub bus: Option<DiskBus>,
@@ -240,7 +240,7 @@ pub struct CdRomTarget {
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::or_empty::<DiskBus>")]
     pub bus: Option<DiskBus>,
-    /// Whether the CD-ROM is read-only for the guest. Yes if not set.
+    /// Whether the CD-ROM is read-only for the guest. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none", rename = "readonly")]
     pub read_only: Option<bool>,
 }
@@ -309,7 +309,7 @@ pub struct Interface {
     /// `passt`: the guest also has the pod's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<Binding>,
-    /// Model of the network card: virtio, e1000e or e1000. virtio if not set.
+    /// Model of the network card: virtio, e1000e or e1000. Defaults to virtio.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -377,7 +377,7 @@ pub struct Port {
     )]
     #[schemars(length(max = 15))]
     pub name: Option<String>,
-    /// Protocol of the port: TCP or UDP. TCP if not set.
+    /// Protocol of the port: TCP or UDP. Defaults to TCP.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",

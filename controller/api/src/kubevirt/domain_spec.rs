@@ -31,7 +31,7 @@ pub struct Domain {
     /// Features of the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub features: Option<Features>,
-    /// Clock and timers. UTC if not set.
+    /// Clock and timers. Defaults to UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
     /// Disks, interfaces and other devices.
@@ -50,16 +50,16 @@ impl Domain {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Cpu {
-    /// Number of cores per socket. 1 if not set.
+    /// Number of cores per socket. Defaults to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub cores: Option<u32>,
-    /// Number of sockets. 1 if not set. If cores and threads are not set either, the number of CPUs in `resources`
+    /// Number of sockets. Defaults to 1. If cores and threads are not set either, the number of CPUs in `resources`
     /// (limit, else request), rounded up.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub sockets: Option<u32>,
-    /// Number of threads per core. 1 if not set.
+    /// Number of threads per core. Defaults to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 512))]
     pub threads: Option<u32>,
@@ -86,7 +86,7 @@ pub struct CpuFeature {
         regex(pattern = r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$")
     )]
     pub name: String,
-    /// Policy for the feature. `require` if not set.
+    /// Policy for the feature. Defaults to `require`.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -130,7 +130,7 @@ impl FeaturePolicy {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Memory {
-    /// Amount of memory. The memory request, else the memory limit, of `resources` if not set.
+    /// Amount of memory. Defaults to the memory request, else the memory limit, of `resources`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest: Option<Amount>,
 }
@@ -172,11 +172,11 @@ pub struct Firmware {
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})?$"))]
     pub uuid: Option<String>,
-    /// Serial number that the guest reads. The UUID if not set.
+    /// Serial number that the guest reads. Defaults to the UUID.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
-    /// The firmware. BIOS if not set.
+    /// The firmware. Defaults to BIOS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootloader: Option<Bootloader>,
 }
@@ -204,8 +204,8 @@ pub struct Bios {}
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Efi {
-    /// Whether secure boot is on: the firmware boots only systems whose signatures Microsoft's certificates verify. Yes
-    /// if not set.
+    /// Whether secure boot is on: the firmware boots only systems whose signatures Microsoft's certificates verify.
+    /// Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<bool>,
 }
@@ -271,7 +271,7 @@ pub struct Timers {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Timer {
-    /// Whether the guest has the timer. Yes if not set.
+    /// Whether the guest has the timer. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
     /// Handling of missed ticks.

@@ -28,7 +28,7 @@ pub struct Features {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureState {
-    /// Whether the guest has the feature. Yes if not set.
+    /// Whether the guest has the feature. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
@@ -45,7 +45,7 @@ impl FeatureState {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureKvm {
-    /// Whether KVM is hidden from the guest. No if not set.
+    /// Whether KVM is hidden from the guest. Defaults to false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hidden: Option<bool>,
 }
@@ -98,10 +98,10 @@ pub struct FeatureHyperv {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureSpinlocks {
-    /// Whether the guest has the feature. Yes if not set.
+    /// Whether the guest has the feature. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// Number of attempts to take a lock until the wait is reported. 4096 if not set.
+    /// Number of attempts to take a lock until the wait is reported. Defaults to 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spinlocks: Option<u32>,
 }
@@ -111,7 +111,7 @@ pub struct FeatureSpinlocks {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct SyNicTimer {
-    /// Whether the guest has the feature. Yes if not set.
+    /// Whether the guest has the feature. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Timers that raise interrupts without messages.
@@ -124,7 +124,7 @@ pub struct SyNicTimer {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FeatureVendorId {
-    /// Whether the guest has the feature. Yes if not set.
+    /// Whether the guest has the feature. Defaults to true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Name of the vendor.

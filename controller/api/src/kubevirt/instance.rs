@@ -76,7 +76,7 @@ pub struct VirtualMachineInstanceSpec {
     /// Rules for spreading the launcher pods over the cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// Host name of the guest. The object's name if not set.
+    /// Host name of the guest. Defaults to the object's name.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63), regex(pattern = r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$"))]
     pub hostname: Option<String>,
@@ -90,11 +90,11 @@ pub struct VirtualMachineInstanceSpec {
     /// Additional DNS settings of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_config: Option<PodDNSConfig>,
-    /// Time limit in seconds for the guest's shutdown, after which the guest is powered off. 30 if not set.
+    /// Time limit in seconds for the guest's shutdown, after which the guest is powered off. Defaults to 30.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86400))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// Effect of an eviction of the launcher pod. The value of the cluster's configuration if not set.
+    /// Effect of an eviction of the launcher pod. Defaults to the value of the cluster's configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
     /// State in which the guest starts. With `Paused`, the guest starts paused.
@@ -106,8 +106,8 @@ pub struct VirtualMachineInstanceSpec {
     /// Readiness probe. While the probe fails, Services do not route to the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub readiness_probe: Option<Probe>,
-    /// Architecture of the guest, as Kubernetes names it: amd64, arm64 or s390x. The architecture of the cluster's
-    /// controller if not set.
+    /// Architecture of the guest, as Kubernetes names it: amd64, arm64 or s390x. Defaults to the architecture of the
+    /// cluster's controller.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
 }
@@ -142,19 +142,19 @@ pub struct Probe {
     /// The probe is a TCP connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_socket: Option<TCPSocketAction>,
-    /// Time in seconds between the start of the guest and the first probe. 0 if not set.
+    /// Time in seconds between the start of the guest and the first probe. Defaults to 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial_delay_seconds: Option<i32>,
-    /// Time limit of a probe in seconds. 1 if not set.
+    /// Time limit of a probe in seconds. Defaults to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<i32>,
-    /// Time in seconds between two probes. 10 if not set.
+    /// Time in seconds between two probes. Defaults to 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_seconds: Option<i32>,
-    /// Number of consecutive successes after which the probe succeeds. 1 if not set.
+    /// Number of consecutive successes after which the probe succeeds. Defaults to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success_threshold: Option<i32>,
-    /// Number of consecutive failures after which the probe fails. 3 if not set.
+    /// Number of consecutive failures after which the probe fails. Defaults to 3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_threshold: Option<i32>,
 }

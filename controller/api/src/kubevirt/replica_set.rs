@@ -36,7 +36,7 @@ use super::{Condition, machine::InstanceTemplate};
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct VirtualMachineInstanceReplicaSetSpec {
-    /// Desired number of VirtualMachineInstances. 1 if not set.
+    /// Desired number of VirtualMachineInstances. Defaults to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 100000))]
     pub replicas: Option<i32>,

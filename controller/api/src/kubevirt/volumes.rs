@@ -155,7 +155,7 @@ pub struct ContainerDisk {
     /// Reference of the container image.
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
-    /// Path of the disk in the image. The only file in the image's folder /disk if not set.
+    /// Path of the disk in the image. Defaults to the only file in the image's folder /disk.
     #[serde(
         default,
         deserialize_with = "super::unless_empty",
@@ -257,7 +257,7 @@ pub struct ConfigMapVolume {
     /// ConfigMap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
-    /// Label of the file system. cfgdata if not set.
+    /// Label of the file system. Defaults to cfgdata.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub volume_label: Option<String>,
@@ -273,7 +273,7 @@ pub struct SecretVolume {
     /// Whether the volume is empty if the Secret does not exist. Otherwise the guest does not start without the Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
-    /// Label of the file system. cfgdata if not set.
+    /// Label of the file system. Defaults to cfgdata.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub volume_label: Option<String>,
@@ -296,7 +296,7 @@ pub struct DownwardApiVolume {
     /// Files, each with a field of the pod or a resource of its container.
     #[schemars(length(max = 64))]
     pub fields: Vec<DownwardApiField>,
-    /// Label of the file system. cfgdata if not set.
+    /// Label of the file system. Defaults to cfgdata.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub volume_label: Option<String>,
@@ -322,7 +322,7 @@ pub struct DownwardApiField {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct FieldRef {
-    /// API version of the field path. v1 if not set.
+    /// API version of the field path. Defaults to v1.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
     /// Path of the field, such as metadata.labels.
@@ -338,7 +338,7 @@ pub struct ResourceFieldRef {
     pub container_name: String,
     /// The resource, such as limits.memory.
     pub resource: String,
-    /// Unit of the number in the file, such as 1Mi. 1 if not set.
+    /// Unit of the number in the file, such as 1Mi. Defaults to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub divisor: Option<Amount>,
 }
