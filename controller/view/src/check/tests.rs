@@ -52,6 +52,17 @@ fn each_misconfiguration_is_found_by_a_single_check() {
     insta::assert_snapshot!(listed);
 }
 
+#[test]
+fn missing_webhook_is_reported_with_the_right_effect() {
+    for (index, has_effect) in [(0, false), (4, true)] {
+        let mut survey = healthy();
+        let lost = survey.validating[0].webhooks.as_mut().unwrap().remove(index).name;
+        let found = text(&check(&survey), 400);
+        let line = found.lines().find(|line| line.contains(&lost)).unwrap();
+        assert_eq!(line.contains("do not start migrations"), has_effect, "{line}");
+    }
+}
+
 /// A case provokes every check, except the check that needs a cluster of one node.
 #[test]
 fn each_check_has_a_case() {

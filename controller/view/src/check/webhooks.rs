@@ -23,9 +23,11 @@ pub(super) const VALIDATING: [&str; 6] = [
     "virtualmachineinstances.validate.drydock.dev",
     "virtualmachineinstancereplicasets.validate.drydock.dev",
     "virtualmachineinstancemigrations.validate.drydock.dev",
-    "virt-launcher-eviction-interceptor.kubevirt.io",
+    EVICTIONS,
     "vnodemaintenance.kb.io",
 ];
+/// The webhook that starts migrations instead of evictions. KubeVirt's name.
+const EVICTIONS: &str = "virt-launcher-eviction-interceptor.kubevirt.io";
 /// APIServices of the subresources API that virtctl calls (`deploy/controller/apiservices.yaml`).
 pub(super) const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
 
@@ -117,9 +119,14 @@ fn registered(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     let lost = missing(&VALIDATING);
     if !lost.is_empty() {
+        let of_evictions = if lost.contains(&EVICTIONS) {
+            ", and evictions of guests' pods do not start migrations"
+        } else {
+            ""
+        };
         let message = format!(
             "the ValidatingWebhookConfiguration {WEBHOOKS} lacks {}: requests that these webhooks would deny are \
-             accepted, and evictions of guests' pods do not start migrations",
+             accepted{of_evictions}",
             lost.join(", ")
         );
         found.push(Finding::error(message).helps_to_apply());
