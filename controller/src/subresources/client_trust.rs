@@ -49,7 +49,7 @@ impl ClientTrust {
     pub(super) fn start(client: &Client, watches: &WatchStarter, certificate: ServedCertificate) -> Self {
         let trust = Self::new(Arc::new(certificate));
         let follower = trust.clone();
-        let watch = Watch::<ConfigMap>::namespaced(client.clone(), NAMESPACE, "how API servers vouch for users")
+        let watch = Watch::<ConfigMap>::namespaced(client.clone(), NAMESPACE, "front proxy client CA")
             .fields(format!("metadata.name={CONFIG_MAP}"))
             .on_change(move |change| {
                 if let CacheChange::Object { new, .. } = change {

@@ -237,7 +237,7 @@ impl CertificateWorld {
             for bundle in bundles {
                 prop_assert!(
                     bundle.iter().any(|authority| authority.id == serves.authority),
-                    "{serves:?} is not vouched for by {bundle:?}"
+                    "{serves:?} is not verified by {bundle:?}"
                 );
             }
         }
