@@ -187,9 +187,9 @@ KINDS = (
                             "ContainersNotReady": "The readiness probe of the guest has not succeeded.",
                         },
                     ),
-                    Written(f"{CORE}/instance.rs", {"PodNotExists": "The launcher pod does not exist yet."}),
+                    Written(f"{CORE}/instance/wanted_status.rs", {"PodNotExists": "The launcher pod does not exist yet."}),
                     Constants(f"{CORE}/vm_conditions.rs", ("POD_TERMINATING",)),
-                    Constants(f"{CORE}/instance.rs", ("NODE_NOT_READY",)),
+                    Constants(f"{CORE}/instance/hindrances.rs", ("NODE_NOT_READY",)),
                     Variants(f"{AGENT}/guests/guest_task.rs", "GuestTaskError", but=("Folder", "Call", "Domain")),
                     Variants(f"{HOST}/domain/call_error.rs", "CallError", but=("Folder",)),
                     _FOLDER,
@@ -230,7 +230,7 @@ KINDS = (
             Condition(
                 f"{_VM}SYNCHRONIZED",
                 (
-                    Written(f"{CORE}/instance.rs", {"FailedCreate": "The API server rejected the launcher pod."}),
+                    Written(f"{CORE}/instance/wanted_status.rs", {"FailedCreate": "The API server rejected the launcher pod."}),
                     Written(
                         f"{CORE}/launcher_pod/pending.rs",
                         {
@@ -268,7 +268,7 @@ KINDS = (
                 f"{_VM}FENCING_REQUIRED",
                 (
                     Written(
-                        f"{CORE}/instance.rs",
+                        f"{CORE}/instance/hindrances.rs",
                         {
                             "NodeDeletedAgentAlive": "The Node was deleted, but its agent renews its Lease, "
                             "so the guest may still run there.",
@@ -281,7 +281,7 @@ KINDS = (
             Condition(
                 f"{_VM}EVICTION_REQUESTED",
                 (
-                    Written(f"{CORE}/instance.rs", {"Moved": "The guest has left the node that it had to leave."}),
+                    Written(f"{CORE}/instance/wanted_status.rs", {"Moved": "The guest has left the node that it had to leave."}),
                     Written(f"{API}/kubevirt/names.rs", {"EvictionRequested": "The instance is marked to leave its node."}),
                 ),
             ),
@@ -311,7 +311,7 @@ KINDS = (
                     ),
                     Written(f"{CORE}/instance/ending.rs", {"LauncherLost": "The launcher ended without a report."}),
                     Constants(f"{API}/kubevirt/names.rs", ("reasons::EVICTED", "reasons::EVICTED_BY_KUBELET")),
-                    Constants(f"{CORE}/instance.rs", ("NODE_GONE",)),
+                    Constants(f"{CORE}/instance/wanted_status.rs", ("NODE_GONE",)),
                 ),
                 "Why the guest ended: the reason of the phase `Succeeded` or `Failed`. Before the guest runs, `status.reason` is the "
                 "reason of the condition that prevents its start.",

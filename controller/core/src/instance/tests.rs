@@ -1,10 +1,17 @@
 //! Every state of an instance and its pod, and the resulting plan.
 
-use drydock_api::kubevirt::status::DrainRequest;
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationMode, MigrationState},
+    names::conditions as types,
+    status::DrainRequest,
+};
 use serde_json::{Value, json};
 
-use super::*;
-use crate::vm_conditions::find;
+use super::{wanted_status::NODE_GONE, *};
+use crate::{eviction::evacuation_request, placement::Targets, vm_conditions::find};
 
 const NOW: &str = "2026-01-01T00:00:00Z";
 const UNRESPONSIVE: NodeState = NodeState::NotReady { since: None };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{InstanceStep, ObservedInstance, uid};
+use super::{InstanceStep, observed_instance::ObservedInstance, uid};
 use crate::{
     launcher_pod::{REQUIREMENTS_DIGEST, made_for},
     pod_state::is_final,
