@@ -8,8 +8,9 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 from embedded import build
 from embedded import cluster as clusters
@@ -28,10 +29,11 @@ from .rust import ClusterTests, cluster_tests
 NAMES = ("verify", "verify-2")
 SELFTEST = "selftest"
 
-# The browser tests, which are scheduled like one file of the other tests.
+# The browser tests and the removal test, which are scheduled like files of the other tests.
 BROWSER = "browser"
+REMOVAL = "removal"
 
-# Test files that take minutes. They start in the first half, so that all clusters finish at about the same time.
+# Test files that take minutes. They start in the first half.
 LONGEST = (
     "drain",
     "guest_faults",
@@ -44,6 +46,22 @@ LONGEST = (
     "maintenance",
     BROWSER,
 )
+
+# Test files that take less than 20 seconds. They start last, so that all clusters finish at about the same time.
+QUICKEST = (
+    "cli_check",
+    "cli_live",
+    "configuration",
+    "kubelet_restart",
+    "labels",
+    "migration_policies",
+    "placement",
+    "policies",
+    "subresources",
+)
+
+# Modules with tests that are written in Python.
+OF_PYTHON: Mapping[str, ModuleType] = {BROWSER: browser, REMOVAL: removal}
 
 # The number of seeds: low enough that a seed is easy to retype.
 SEEDS = 100_000
@@ -90,7 +108,6 @@ class Turns:
     def __init__(self, files: Iterable[str], seed: int) -> None:
         self._left = ordered(files, seed)
         self._lock = threading.Lock()
-        self._spare = ""
 
     def __iter__(self) -> Turns:
         return self
@@ -100,12 +117,6 @@ class Turns:
             if not self._left:
                 raise StopIteration
             return self._left.pop(0)
-
-    def is_spare(self, cluster: str) -> bool:
-        """Return whether this cluster was the first for which no test file was left."""
-        with self._lock:
-            self._spare = self._spare or cluster
-            return self._spare == cluster
 
 
 def ordered(files: Iterable[str], seed: int) -> list[str]:
@@ -117,11 +128,12 @@ def ordered(files: Iterable[str], seed: int) -> list[str]:
     names = sorted(files)
     draw.shuffle(names)
     long = [name for name in names if name in LONGEST]
-    short = [name for name in names if name not in LONGEST]
+    quick = [name for name in names if name in QUICKEST]
+    others = [name for name in names if name not in (*long, *quick)]
     half = max(0, len(names) // 2 - len(long))
-    first = long + short[:half]
+    first = long + others[:half]
     draw.shuffle(first)
-    return first + short[half:]
+    return first + others[half:] + quick
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
@@ -136,8 +148,8 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
     files = wanted(tests, arguments.only)
     turns = Turns(files, seed)
-    # A few test files need fewer clusters, which come up sooner. The removal test needs a cluster, too.
-    ran: dict[str, list[str]] = {name: [] for name in NAMES[: max(1, len(files) + removal.is_wanted(arguments.only))]}
+    # A few test files need fewer clusters, which come up sooner.
+    ran: dict[str, list[str]] = {name: [] for name in NAMES[: max(1, len(files))]}
     os.environ["DRYDOCK_TEST_CLUSTERS"] = ",".join(ran)
     progress.note(f"the order of the cluster tests is from seed {seed}; to repeat this order: hack/test cluster --seed {seed}")
     try:
@@ -146,8 +158,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             for lane in running:
                 outcome.add(lane.result())
         outcome.failed += [f"{name}: not run: no cluster was available" for name in turns]
-        installed = next((name for name in ran if not turns.is_spare(name)), NAMES[0])
-        outcome.add(_tests(LAST, installed, tests, arguments, progress))
+        outcome.add(_tests(LAST, NAMES[0], tests, arguments, progress))
         if outcome.failed:
             for name, files in ran.items():
                 progress.note(f"{name} ran these files in the order of seed {seed}: {', '.join(files)}")
@@ -159,13 +170,13 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 def is_known(tests: ClusterTests, word: str) -> bool:
     """Return whether a word selects any test."""
-    return bool(wanted(tests, word)) or removal.is_wanted(word) or bool(selected(LAST, tests.tests.get(LAST, ()), word))
+    return bool(wanted(tests, word)) or bool(selected(LAST, tests.tests.get(LAST, ()), word))
 
 
 def wanted(tests: ClusterTests, word: str) -> list[str]:
     """Return the files, except the last one, with tests that a word selects."""
     files = [file for file, names in tests.tests.items() if file != LAST and selected(file, names, word)]
-    return [*files, BROWSER] if browser.is_wanted(word) else files
+    return files + [name for name, module in OF_PYTHON.items() if module.is_wanted(word)]
 
 
 def _lane(
@@ -178,7 +189,7 @@ def _lane(
 ) -> Outcome:
     """Run test files on one cluster until none is left, and append them to `ran` in order.
 
-    The removal test runs on the first cluster for which no file is left, while the others still run tests.
+    Run no more files if the removal test fails: it may not have installed Drydock again.
     """
     outcome = Outcome()
     try:
@@ -190,12 +201,13 @@ def _lane(
         return outcome
     for file in turns:
         ran.append(file)
-        if file == BROWSER:
-            outcome.add(_of_python(browser.run, name, arguments, progress))
+        if file in OF_PYTHON:
+            done = _of_python(OF_PYTHON[file].run, name, arguments, progress)
         else:
-            outcome.add(_tests(file, name, tests, arguments, progress))
-    if turns.is_spare(name):
-        outcome.add(_of_python(removal.run, name, arguments, progress))
+            done = _tests(file, name, tests, arguments, progress)
+        outcome.add(done)
+        if file == REMOVAL and done.failed:
+            break
     return outcome
 
 

@@ -11,7 +11,7 @@ from embedded import interruption
 from embedded.errors import Failure
 from embedded.progress import Progress
 from verify import cluster, faults, previous, up
-from verify.cluster import BROWSER, LAST, LONGEST, Turns, is_known, ordered, selected, wanted
+from verify.cluster import BROWSER, LAST, LONGEST, QUICKEST, REMOVAL, Turns, is_known, ordered, selected, wanted
 from verify.outcome import Outcome
 from verify.runner import REPOSITORY
 from verify.rust import ClusterTests, Program, programs, tests_by_file
@@ -33,11 +33,6 @@ class Shared(unittest.TestCase):
         self.assertEqual(taken, ordered(self.FILES, 1)[:3])
         self.assertEqual([*second, *first], ordered(self.FILES, 1)[3:])
 
-    def test_first_cluster_without_a_file_is_the_spare_one(self) -> None:
-        turns = Turns(self.FILES, seed=1)
-        clusters = ("second", "first", "second")
-        self.assertEqual([turns.is_spare(name) for name in clusters], [True, False, True])
-
     def test_filter_selects_whole_files_or_single_tests(self) -> None:
         names = ("cli_works", "plane_fails", "other")
         for file, word, expected in (
@@ -57,8 +52,9 @@ class Shared(unittest.TestCase):
             ("cli", ["cli"]),
             ("rights_of_last", []),
             ("test_display_is_taken", [BROWSER]),
+            ("removal_of_stuck", [REMOVAL]),
             ("no such test", []),
-            ("", ["drain", "cli", BROWSER]),
+            ("", ["drain", "cli", BROWSER, REMOVAL]),
         ):
             self.assertEqual(wanted(tests, word), expected, word)
 
@@ -92,9 +88,32 @@ class Shared(unittest.TestCase):
             half = ordered(self.FILES, seed)[: len(self.FILES) // 2]
             self.assertLessEqual({"drain", "machines"}, set(half))
 
+    def test_quick_files_start_last(self) -> None:
+        quick = set(self.FILES) & set(QUICKEST)
+        self.assertEqual(len(quick), 4)
+        for seed in range(50):
+            self.assertEqual(set(ordered(self.FILES, seed)[-4:]), quick)
+
     def test_the_files_that_are_named_exist(self) -> None:
         exist = {path.stem for path in (REPOSITORY / "tests" / "tests").glob("*.rs")}
-        self.assertLessEqual({*LONGEST, LAST} - {BROWSER}, exist)
+        self.assertLessEqual({*LONGEST, *QUICKEST, LAST} - {BROWSER}, exist)
+        self.assertFalse(set(LONGEST) & set(QUICKEST))
+
+
+class Lane(unittest.TestCase):
+    def test_no_file_runs_after_a_failed_removal_test(self) -> None:
+        for failed, runs in (([], [REMOVAL, "labels"]), (["removal_leaves_nothing"], [REMOVAL])):
+            self.enterContext(mock.patch.object(cluster.clusters, "up"))
+            self.enterContext(mock.patch.object(cluster, "install"))
+            self.enterContext(mock.patch.object(cluster, "_show"))
+            self.enterContext(mock.patch.object(cluster.removal, "run", return_value=Outcome(failed=failed)))
+            self.enterContext(mock.patch.object(cluster, "_tests", return_value=Outcome(passed=1)))
+            ran: list[str] = []
+            turns = Turns([REMOVAL, "labels"], seed=1)
+            tests = ClusterTests(Path("/target/cluster-1"), {"labels": ("a",)})
+            arguments = argparse.Namespace(only="", keep=False)
+            outcome = cluster._lane("verify", turns, ran, tests, arguments, mock.create_autospec(Progress))
+            self.assertEqual((ran, outcome.failed), (runs, failed))
 
 
 class Removed(unittest.TestCase):
