@@ -33,15 +33,15 @@ const SECRET: &str = "drydock-webhook-certificates";
 /// Number of renewals while streams are open.
 ///
 /// Each renewal takes about five seconds, since all components have to know a new CA before it is used.
-const RENEWALS: usize = 14;
+const RENEWALS: usize = 9;
 /// Number of renewals after the controllers' restart, which ends the streams of the old controllers.
-const RENEWALS_AFTER_RESTART: usize = 3;
+const RENEWALS_AFTER_RESTART: usize = 2;
 /// Renewal at which the Secret is deleted.
-const DELETION: usize = 4;
+const DELETION: usize = 3;
 /// Renewal at which a migration starts, which lasts for more than one renewal.
-const MIGRATION: usize = 6;
+const MIGRATION: usize = 5;
 /// Renewal at which the Secret's content is replaced by garbage.
-const GARBAGE: usize = 9;
+const GARBAGE: usize = 7;
 
 /// CAs valid for 20 seconds and certificates valid for 10, each renewed after a fifth of its lifetime, and slow
 /// migrations.

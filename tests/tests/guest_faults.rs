@@ -118,6 +118,7 @@ async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
     without_a_gap(&only(collector.stop().await)?)?;
     in_pod(&format!("{VIRSH} suspend {NAMESPACE}_steady"))?;
     cluster.until_vm_condition("steady", "Paused", "True").await?;
+    cluster.restart_kubelets()?;
     cluster.no_guests().await
 }
 
