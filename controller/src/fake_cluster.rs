@@ -31,7 +31,7 @@ pub(crate) struct FakeCluster {
     /// Path of the object that another writer has replaced.
     pub(crate) replaced: Option<String>,
     watches: Vec<ServedWatch>,
-    unanswered: Vec<Box<dyn Any>>,
+    without_response: Vec<Box<dyn Any>>,
 }
 
 /// A served watch, and the objects that it has shown by their paths.
@@ -226,7 +226,7 @@ impl FakeCluster {
         if executed {
             let _ = self.execute(&request);
         }
-        self.unanswered.push(Box::new(request.lose()));
+        self.without_response.push(Box::new(request.lose()));
         None
     }
 

@@ -99,21 +99,19 @@ impl fmt::Debug for NodePods {
     }
 }
 
-impl NodePodsState {}
-
 impl WatchedNode {
     fn new(shared: &Arc<NodePodsState>, node: &str) -> Self {
         let wanted = CancellationToken::new();
         // The callback has a weak reference, so that it does not keep the watch alive. The watch ends with the last
         // guard.
-        let (hearer, name) = (Arc::downgrade(shared), node.to_owned());
+        let (state, name) = (Arc::downgrade(shared), node.to_owned());
         let watch = Watch::<Pod>::all(shared.client.clone(), "pods of a node")
             .listing(ListMode::Streamed)
             .fields(format!("spec.nodeName={node}"))
             .prune(prune)
             .on_change(move |change| {
                 if matters(change)
-                    && let Some(shared) = hearer.upgrade()
+                    && let Some(shared) = state.upgrade()
                 {
                     (shared.on_change)(&name);
                 }

@@ -113,7 +113,7 @@ def pronouns_in_test_names(text: str) -> list[str]:
 SPEECH = frozenset(
     """
     say says said saying unsaid tell tells told telling ask asks asked asking asker askers unasked
-    hear hears heard hearing unheard answer answers answered answering word words speak speaks speaking spoken
+    hear hears heard hearing hearer hearers unheard answer answers answered answering word words speak speaks speaking spoken
     look looks looked looking
     """.split()
 )
@@ -121,8 +121,6 @@ SPEECH = frozenset(
 # Exceptions: the prefix of the paths of files, the names that are allowed in these files, and the reason.
 SPEECH_ALLOWED = (
     ("agent/", {"word", "words", "take_word"}, "32-bit words of libvirt's XDR messages and of disk images' headers"),
-    ("controller/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
-    ("tests/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
     (
         "controller/cli/",
         {"word", "words", "Words", "words_are_those_of_the_command_line"},

@@ -604,7 +604,7 @@ async fn blocked_pod_names_the_pdb_and_goes_when_permitted() -> Result<()> {
         ),
         (0, 1, 1, 1)
     );
-    let message = pod.last_answer.clone().unwrap_or_default();
+    let message = pod.last_refusal.clone().unwrap_or_default();
     ensure!(
         message.contains("disruption budget keeper needs 1 healthy pods and has 1 currently"),
         "{message}"
@@ -643,7 +643,7 @@ async fn blocked_pod_names_the_pdb_and_goes_when_permitted() -> Result<()> {
     world.budget("two", "twice", 1).await?;
     world.maintain(group, "ghost-a").await?;
     let status = world.until_reason(group, "ghost-a", "SeveralBudgets").await?;
-    let message = status.pods[0].last_answer.clone().unwrap_or_default();
+    let message = status.pods[0].last_refusal.clone().unwrap_or_default();
     ensure!(message.contains("more than one PodDisruptionBudget"), "{message}");
     world.budgets().delete("one", &DeleteParams::default()).await?;
     world.until_reason(group, "ghost-a", "BlockedByBudget").await?;

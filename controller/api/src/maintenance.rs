@@ -296,7 +296,7 @@ pub struct PendingPod {
     pub reason: String,
     /// Message with which the API server last refused the eviction of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_answer: Option<String>,
+    pub last_refusal: Option<String>,
     /// PodDisruptionBudget that blocks the eviction of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<Blocker>,

@@ -461,7 +461,7 @@ fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[Re
         name: pod.name.clone(),
         pending_since: Some(since(&pod.namespace, &pod.name)),
         reason: pod.reason.as_str().into(),
-        last_answer: pod.last_message.clone(),
+        last_refusal: pod.last_message.clone(),
         blocked_by: pod.blocker.clone(),
     };
     status.pods = pending.iter().map(pending_pod).collect();

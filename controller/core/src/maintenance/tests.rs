@@ -448,7 +448,7 @@ fn blocked_pod_is_reported_until_gone() {
         Some("error when evicting pods/\"a\" -n \"d\": the budget allows none")
     );
     assert_eq!(
-        world.status().pods[0].last_answer.as_deref(),
+        world.status().pods[0].last_refusal.as_deref(),
         Some("the budget allows none")
     );
     let wake = world.turn(None).unwrap().wake;

@@ -193,7 +193,7 @@ fn pod_row(pod: &PendingPod, context: &PageContext<'_>) -> Markup {
     html! {
         tr id=(identity("pod", &[&pod.namespace, &pod.name])) {
             th scope="row" { (pod.namespace) "/" (pod.name) }
-            td { (pod.reason) @if let Some(last) = &pod.last_answer { p.quiet { (last) } } }
+            td { (pod.reason) @if let Some(last) = &pod.last_refusal { p.quiet { (last) } } }
             td {
                 @if let Some(budget) = &pod.blocked_by {
                     (budget.name) ": " (budget.disruptions_allowed) " may be evicted, "
