@@ -54,9 +54,16 @@ fn kind(report: &InspectionReport) -> ProblemReason {
 fn inspection_times_out_if_libvirtd_hangs_after_accept() {
     let mut fake = Fake::new("c = client()\ntime.sleep(60)");
     fake.options.deadline = Duration::from_millis(700);
-    let report = fake.inspect();
+    let report = loop {
+        let report = fake.inspect();
+        // On a busy machine, the script may need longer than the deadline to start.
+        if kind(&report) != ProblemReason::LibvirtdSocketNotOpened {
+            break report;
+        }
+        fake.options.deadline *= 2;
+    };
     assert_eq!(kind(&report), ProblemReason::LibvirtTimedOut);
-    assert!(report.took < Duration::from_secs(3), "{:?}", report.took);
+    assert!(report.took < Duration::from_secs(60), "{:?}", report.took);
 }
 
 #[test]
