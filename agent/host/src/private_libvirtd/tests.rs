@@ -87,9 +87,14 @@ fn libvirtd_without_socket_is_reported_after_timeout() {
 #[test]
 fn socket_without_listener_is_not_open() {
     let program = Program::new(&format!("{}time.sleep(60)", LISTEN.replace("s.listen()\n", "")));
-    let problem = program.start().wait_until_open(Duration::from_millis(300)).unwrap_err();
-    assert_eq!(problem.kind(), ProblemReason::LibvirtdSocketNotOpened);
-    assert!(problem.to_string().contains("refused"), "{problem}");
+    let daemon = program.start();
+    // On a busy machine, the script may need longer to bind the socket.
+    let is_refused = (0..200).any(|_| {
+        let problem = daemon.wait_until_open(Duration::from_millis(300)).unwrap_err();
+        assert_eq!(problem.kind(), ProblemReason::LibvirtdSocketNotOpened);
+        problem.to_string().contains("refused")
+    });
+    assert!(is_refused, "the bound socket is not named as the cause");
 }
 
 #[test]
