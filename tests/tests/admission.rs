@@ -4,38 +4,53 @@ use anyhow::{Context, Result, bail, ensure};
 use drydock_tests::{Cluster, watching::until_some};
 use serde_json::{Value, json};
 
-const NAMESPACE: &str = "admission-tests";
+/// kubectl output that consists of the names of the objects, one in each line.
+const NAMES: &str = "jsonpath={range .items[*]}{.metadata.name}{'\\n'}{end}";
+/// Label of the namespaces of these tests.
+const NAMESPACES: &str = "example.com/admission-tests";
 const NOBODY: &str = "system:serviceaccount:default:nobody";
 
-/// A separate namespace. No pod in it ever runs, since its instances fit no node.
-struct TestNamespace(Cluster);
+/// A namespace of its own for each test, so that no test waits until the namespace of an earlier one is deleted. No pod
+/// in it ever runs, since its instances fit no node.
+struct TestNamespace {
+    cluster: Cluster,
+    name: String,
+}
 
 impl TestNamespace {
     async fn new() -> Result<Self> {
         let cluster = Cluster::connect().await?;
-        cluster.delete(&["namespace", NAMESPACE, "--wait=false"])?;
-        // No other component removes the finalizers of migrations whose status a test has set itself.
-        let left = cluster.kubectl(&["-n", NAMESPACE, "get", "vmim", "-o", "name"])?;
-        for migration in left.lines() {
-            let free = r#"{"metadata": {"finalizers": null}}"#;
-            // The migration may already be deleted.
-            let _ = cluster.kubectl(&["-n", NAMESPACE, "patch", migration, "--type=merge", "--patch", free]);
+        cluster.delete(&["namespace", "-l", NAMESPACES, "--wait=false"])?;
+        let earlier = cluster.kubectl(&["get", "namespace", "-l", NAMESPACES, "-o", NAMES])?;
+        for namespace in earlier.lines() {
+            // No other component removes the finalizers of migrations whose status a test has set itself.
+            let left = cluster.kubectl(&["-n", namespace, "get", "vmim", "-o", "name"])?;
+            for migration in left.lines() {
+                let free = r#"{"metadata": {"finalizers": null}}"#;
+                // The migration may already be deleted.
+                let _ = cluster.kubectl(&["-n", namespace, "patch", migration, "--type=merge", "--patch", free]);
+            }
         }
-        cluster.delete(&["namespace", NAMESPACE])?;
-        cluster.kubectl(&["create", "namespace", NAMESPACE])?;
-        Ok(Self(cluster))
+        let namespace = json!({
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"generateName": "admission-tests-", "labels": {NAMESPACES: ""}},
+        });
+        let created = cluster.kubectl_with(&["create", "-o", "jsonpath={.metadata.name}"], &namespace.to_string())?;
+        let name = created.trim().to_owned();
+        Ok(Self { cluster, name })
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        let mut all = vec!["--namespace", NAMESPACE];
+        let mut all = vec!["--namespace", &self.name];
         all.extend(arguments);
-        self.0.kubectl(&all)
+        self.cluster.kubectl(&all)
     }
 
     fn apply(&self, manifest: &Value, arguments: &[&str]) -> Result<String> {
-        let mut all = vec!["--namespace", NAMESPACE, "apply", "-f", "-"];
+        let mut all = vec!["--namespace", &self.name, "apply"];
         all.extend(arguments);
-        self.0.kubectl_with(&all, &manifest.to_string())
+        self.cluster.kubectl_with(&all, &manifest.to_string())
     }
 
     fn get(&self, arguments: &[&str]) -> Result<Value> {
@@ -357,7 +372,10 @@ async fn machines_and_replica_sets_are_changed_by_the_rules() -> Result<()> {
     ensure!(message.contains("allowed: Always, RerunOnFailure"), "{message}");
     place.merge(vm, &[], &json!({"spec": {"runStrategy": "Manual"}}))?;
     // The template is unchanged, and can be read in both versions.
-    let path = format!("/apis/kubevirt.io/v1alpha3/namespaces/{NAMESPACE}/virtualmachines/vm");
+    let path = format!(
+        "/apis/kubevirt.io/v1alpha3/namespaces/{}/virtualmachines/vm",
+        place.name
+    );
     let old: Value = serde_json::from_str(&place.kubectl(&["get", "--raw", &path])?)?;
     ensure!(old["apiVersion"] == "kubevirt.io/v1alpha3", "{old}");
     ensure!(old["spec"]["template"]["spec"] == instance("vm")["spec"], "{old}");
