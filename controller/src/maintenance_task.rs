@@ -221,27 +221,29 @@ impl Reconciler for MaintenanceTask {
     async fn execute(&self, key: &Key, observed: &mut OfNode, plan: NodeActions) -> Result<Executed, ReconcileError> {
         let node = &*key.name;
         self.keep(node, plan.needs_pods);
-        let mut wake = Requeue::OnChange;
-        let mut failed = None;
-        for (group, key, has_rival) in plan.maintenances {
-            let maintenance = MaintenanceRun {
-                task: self,
-                node,
-                group,
-                has_conflict: has_rival,
-            };
-            // A maintenance whose request fails does not delay the others.
-            match maintenance.reconcile(&key).await {
-                Ok(Requeue::OnChange) => {}
-                Ok(Requeue::At(at)) => wake = wake.or_at(Some(at)),
-                Err(error) => failed = failed.or(Some(error)),
+        let reconciled = async {
+            let mut wake = Requeue::OnChange;
+            let mut failed = None;
+            for (group, key, has_rival) in plan.maintenances {
+                let maintenance = MaintenanceRun {
+                    task: self,
+                    node,
+                    group,
+                    has_conflict: has_rival,
+                };
+                // A maintenance whose request fails does not delay the others.
+                match maintenance.reconcile(&key).await {
+                    Ok(Requeue::OnChange) => {}
+                    Ok(Requeue::At(at)) => wake = wake.or_at(Some(at)),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
             }
-        }
-        // The reservation is settled last, because the maintenances do not wait for it.
-        let settled = self
-            .leases
-            .settle_reservation(node, &observed.shown, clock::now())
-            .await;
+            (wake, failed)
+        };
+        // The maintenances do not wait for the reservation. The reservation does not wait for them: it would hold the
+        // node for a while if they ended here and the leadership were lost before it is deleted.
+        let settled = self.leases.settle_reservation(node, &observed.shown, clock::now());
+        let (settled, (wake, failed)) = tokio::join!(settled, reconciled);
         match failed {
             Some(error) => Err(error),
             None => Ok(Executed::Requeue(wake.or_at(settled?))),
@@ -393,10 +395,11 @@ impl MaintenanceTask {
         self.node_context.want(!kept.is_empty());
     }
 
-    /// Returns the nodes that maintenances name, and the nodes whose pods are watched. The maintenances of the latter
-    /// may have ended while another process was the leader.
+    /// Returns the nodes that maintenances name, the nodes that are reserved, and the nodes whose pods are watched. The
+    /// maintenances of the latter two may have ended while another process was the leader.
     fn known_nodes(&self) -> HashSet<String> {
         let mut nodes: HashSet<String> = self.maintenances.nodes().into_iter().collect();
+        nodes.extend(self.leases.reserved_nodes());
         nodes.extend(self.kept.lock().keys().cloned());
         nodes
     }

@@ -142,7 +142,8 @@ impl MaintenanceReview {
             .and_then(Value::as_str)
             .unwrap_or_default();
         let object = format!("{}/{name}", group.as_str());
-        let reserved = self.reserve(node, &object, &request.uid).await?;
+        let uid = new.pointer("/metadata/uid").and_then(Value::as_str);
+        let reserved = self.reserve(node, &object, uid.unwrap_or(&request.uid)).await?;
         if let Err(why) = self.none_stored(node).await {
             self.give_up(&reserved).await;
             return Err(why);
@@ -206,12 +207,12 @@ impl MaintenanceReview {
         }
     }
 
-    /// Reserves a node for an object. Returns the reservation.
-    async fn reserve(&self, node: &str, object: &str, request: &str) -> Result<Lease, RefusalMessage> {
+    /// Reserves a node for an object with this UID. Returns the reservation.
+    async fn reserve(&self, node: &str, object: &str, uid: &str) -> Result<Lease, RefusalMessage> {
         let parameters = writing();
         for _ in 0..TRIES {
             let now = clock::now();
-            let mut wanted = reservation::of(node, object, request, now);
+            let mut wanted = reservation::of(node, object, uid, now);
             match self.reservations.create(&parameters, &wanted).await {
                 Ok(made) => return Ok(made),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
@@ -223,7 +224,7 @@ impl MaintenanceReview {
             };
             if !reservation::is_free(&there, object, now) {
                 debug!(node, object, "another maintenance of this node is being created");
-                return Err(exists(node));
+                return Err(format!("{}: {}", exists(node), reservation::message(&there, now)));
             }
             wanted.metadata.resource_version = there.metadata.resource_version;
             match self.reservations.replace(&name, &parameters, &wanted).await {

@@ -132,6 +132,13 @@ impl Leases {
         }
     }
 
+    /// Returns the nodes that are reserved.
+    pub(super) fn reserved_nodes(&self) -> Vec<String> {
+        let leases = self.reserved.all();
+        let names = leases.iter().filter_map(|lease| lease.metadata.name.as_deref());
+        names.filter_map(reservation::node_of).map(str::to_owned).collect()
+    }
+
     /// Deletes a node's reservation once its object is stored or the reservation has expired. Returns the time of the
     /// next check.
     ///

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drydock_core::maintenance::reservation;
 use drydock_runtime::{Readiness, WatchMetrics};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -168,8 +169,18 @@ fn new_maintenance_of_a_node(is_kubevirt: bool) -> FakeCluster {
         "metadata": {"name": "p", "namespace": "shop", "uid": "uid-p"},
         "spec": {"nodeName": "n", "containers": []}, "status": {"phase": "Running"},
     });
+    // The object was stored after the review of its creation had reserved the node.
+    let now = clock::now();
+    let mut object = object();
+    let created = now - SignedDuration::from_secs(1);
+    object["metadata"]["creationTimestamp"] = json!(created.to_string());
+    let reserved_for = format!("{}/m", group(is_kubevirt).as_str());
+    let mut reserved = json!(reservation::of("n", &reserved_for, "uid-m", now));
+    reserved["metadata"]["uid"] = json!("uid-reservation");
+    reserved["metadata"]["namespace"] = json!("drydock");
     FakeCluster::with([
-        (maintenances, object()),
+        (maintenances, object),
+        ("/apis/coordination.k8s.io/v1/namespaces/drydock/leases", reserved),
         ("/api/v1/nodes", node),
         ("/api/v1/namespaces/shop/pods", pod),
     ])
@@ -180,6 +191,7 @@ async fn maintenance_survives_each_write_fault() {
     check_each_write::<WholeMaintenance<false>>(
         || new_maintenance_of_a_node(false),
         &[
+            "DELETE leases/maintenance-n",
             "PATCH nodemaintenances/m",
             "PATCH nodemaintenances/m/status",
             "POST leases/node-n",
@@ -204,6 +216,7 @@ async fn maintenance_of_older_group_survives_each_write_fault() {
     check_each_write::<WholeMaintenance<true>>(
         || new_maintenance_of_a_node(true),
         &[
+            "DELETE leases/maintenance-n",
             "PATCH nodemaintenances/m",
             "PATCH nodemaintenances/m/status",
             "POST leases/n",

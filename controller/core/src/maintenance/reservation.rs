@@ -33,8 +33,9 @@ pub fn node_of(name: &str) -> Option<&str> {
     name.strip_prefix("maintenance-")
 }
 
-/// Returns the reservation of a node for an object, named `group/name`, by a request.
-pub fn of(node: &str, object: &str, request: &str, now: Timestamp) -> Lease {
+/// Returns the reservation of a node for an object, named `group/name`. Its holder is the UID that the object will have:
+/// API servers assign it before they request a review. If the review has none, the holder is the UID of the request.
+pub fn of(node: &str, object: &str, uid: &str, now: Timestamp) -> Lease {
     Lease {
         metadata: ObjectMeta {
             name: Some(name(node)),
@@ -43,7 +44,7 @@ pub fn of(node: &str, object: &str, request: &str, now: Timestamp) -> Lease {
             ..ObjectMeta::default()
         },
         spec: Some(LeaseSpec {
-            holder_identity: Some(request.into()),
+            holder_identity: Some(uid.into()),
             acquire_time: Some(MicroTime(now)),
             renew_time: Some(MicroTime(now)),
             lease_duration_seconds: Some(DURATION_SECONDS),
@@ -75,14 +76,19 @@ pub fn object_name(group: Group, object: &NodeMaintenance) -> String {
 
 /// Returns whether the reserved object, whose name is that of `object`, has been stored since the reservation. An
 /// older `object` is an earlier one of the same name.
+///
+/// The UID decides. The time of creation does not suffice: API servers set it before the review that reserves the node,
+/// and without fractions of a second.
 pub fn is_stored(lease: &Lease, name: &str, object: &NodeMaintenance) -> bool {
-    let acquired = lease.spec.as_ref().and_then(|spec| spec.acquire_time.as_ref());
+    let spec = lease.spec.as_ref();
+    let acquired = spec.and_then(|spec| spec.acquire_time.as_ref());
     let created = object.metadata.creation_timestamp.as_ref();
-    // Creation timestamps have whole seconds.
     let is_newer = acquired
         .zip(created)
         .is_some_and(|(acquired, created)| created.0.as_second() >= acquired.0.as_second());
-    is_for(lease, name) && is_newer
+    let holder = spec.and_then(|spec| spec.holder_identity.as_ref());
+    let is_holder = holder.is_some() && holder == object.metadata.uid.as_ref();
+    is_for(lease, name) && (is_holder || is_newer)
 }
 
 /// Returns when a reservation expires. A reservation without a time, or with a longer validity than Drydock's, expires
@@ -102,9 +108,39 @@ pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
     until.filter(|until| *until <= latest).unwrap_or(now)
 }
 
+/// Returns a message about the object of a reservation and the rest of its validity, rounded up to seconds.
+pub fn message(lease: &Lease, now: Timestamp) -> String {
+    let annotations = lease.metadata.annotations.as_ref();
+    let object = annotations.and_then(|annotations| annotations.get(RESERVED_FOR));
+    let object = object.map_or("it", String::as_str);
+    let left = expires(lease, now).duration_since(now).as_millis();
+    let seconds = (left + 999) / 1000;
+    format!("{object} is being created, or was deleted at once; in the latter case, try again in {seconds} s")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn message_has_the_object_and_the_rest_of_the_validity() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let lease = of("n", "g/a", "uid", now);
+        for (later, lease, expected) in [
+            (
+                5,
+                &lease,
+                "g/a is being created, or was deleted at once; in the latter case, try again in 70 s",
+            ),
+            (
+                0,
+                &Lease::default(),
+                "it is being created, or was deleted at once; in the latter case, try again in 0 s",
+            ),
+        ] {
+            assert_eq!(message(lease, now + SignedDuration::from_secs(later)), expected);
+        }
+    }
 
     #[test]
     fn reservation_is_free_if_expired_or_for_the_same_object() {
@@ -122,21 +158,26 @@ mod tests {
     }
 
     #[test]
-    fn object_not_older_than_the_reservation_counts_as_stored() {
+    fn object_of_the_reservation_or_not_older_counts_as_stored() {
         let now: Timestamp = "2026-01-01T00:00:10.7Z".parse().unwrap();
-        for (name, created, stored) in [
-            ("a", "2026-01-01T00:00:10Z", true),
-            ("a", "2026-01-01T00:00:12Z", true),
-            ("a", "2026-01-01T00:00:09Z", false),
-            ("b", "2026-01-01T00:00:12Z", false),
+        for (name, uid, created, stored) in [
+            ("a", "other", "2026-01-01T00:00:10Z", true),
+            ("a", "other", "2026-01-01T00:00:12Z", true),
+            ("a", "other", "2026-01-01T00:00:09Z", false),
+            ("a", "uid", "2026-01-01T00:00:09Z", true),
+            ("b", "other", "2026-01-01T00:00:12Z", false),
         ] {
             let object: NodeMaintenance = serde_json::from_value(serde_json::json!({
-                "metadata": {"name": name, "creationTimestamp": created}, "spec": {"nodeName": "n"},
+                "metadata": {"name": name, "uid": uid, "creationTimestamp": created}, "spec": {"nodeName": "n"},
             }))
             .unwrap();
             let lease = of("n", "nodemaintenance.medik8s.io/a", "uid", now);
             let object_name = object_name(Group::Medik8s, &object);
-            assert_eq!(is_stored(&lease, &object_name, &object), stored, "{name} {created}");
+            assert_eq!(
+                is_stored(&lease, &object_name, &object),
+                stored,
+                "{name} {uid} {created}"
+            );
         }
     }
 }

@@ -132,6 +132,18 @@ async fn new_maintenance_reserves_the_node_past_the_caches() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reservation_has_the_uid_of_the_object() {
+    let (review, mut server) = review(&[]);
+    let mut object = object("m", "n");
+    object["metadata"]["uid"] = json!("u");
+    let question = review_request("CREATE", &object, &Value::Null, false);
+    let reviewing = review.respond(&question);
+    let request = tokio::select! { _ = reviewing => unreachable!(), request = server.next_request() => request };
+    assert_eq!(request.path(), LEASES);
+    assert_eq!(request.body["spec"]["holderIdentity"], "u");
+}
+
+#[tokio::test(start_paused = true)]
 async fn dry_run_writes_nothing_and_returns_warnings() {
     let (review, server) = review(&[]);
     let question = review_request("CREATE", &object("m", "n"), &Value::Null, true);
@@ -179,7 +191,8 @@ async fn second_maintenance_is_refused_by_reservation_or_storage() {
     let conflict = (Method::POST, LEASES.to_owned(), Err(409));
     let (review, server) = review(&[]);
     let (response, _) = with_responses(server, responses([conflict, reserved()]), review.respond(&question())).await;
-    assert_eq!(text(&response), taken);
+    let reason = "else/x is being created, or was deleted at once; in the latter case, try again in 72 s";
+    assert_eq!(text(&response), format!("{taken}: {reason}"));
 
     let (review, server) = self::review(&[]);
     let stored = responses([
