@@ -61,11 +61,13 @@ pub fn is_free(lease: &Lease, object: &str, now: Timestamp) -> bool {
 
 /// Returns whether a reservation is for this object.
 pub fn is_for(lease: &Lease, object: &str) -> bool {
-    let annotations = lease.metadata.annotations.as_ref();
-    annotations
-        .and_then(|annotations| annotations.get(RESERVED_FOR))
-        .map(String::as_str)
-        == Some(object)
+    object_of(lease) == Some(object)
+}
+
+/// Returns the name of the object, `group/name`, that a reservation is for.
+fn object_of(lease: &Lease) -> Option<&str> {
+    let annotations = lease.metadata.annotations.as_ref()?;
+    annotations.get(RESERVED_FOR).map(String::as_str)
 }
 
 /// Returns the object's name in a reservation: `group/name`.
@@ -77,8 +79,9 @@ pub fn object_name(group: Group, object: &NodeMaintenance) -> String {
 /// Returns whether the reserved object, whose name is that of `object`, has been stored since the reservation. An
 /// older `object` is an earlier one of the same name.
 ///
-/// The UID decides. The time of creation does not suffice: API servers set it before the review that reserves the node,
-/// and without fractions of a second.
+/// The UID proves it. The time of creation, which also suffices, may be earlier than the reservation: API servers set it
+/// before the review that reserves the node, and without fractions of a second. The time is for reservations whose holder
+/// is the UID of a request.
 pub fn is_stored(lease: &Lease, name: &str, object: &NodeMaintenance) -> bool {
     let spec = lease.spec.as_ref();
     let acquired = spec.and_then(|spec| spec.acquire_time.as_ref());
@@ -110,9 +113,7 @@ pub fn expires(lease: &Lease, now: Timestamp) -> Timestamp {
 
 /// Returns a message about the object of a reservation and the rest of its validity, rounded up to seconds.
 pub fn message(lease: &Lease, now: Timestamp) -> String {
-    let annotations = lease.metadata.annotations.as_ref();
-    let object = annotations.and_then(|annotations| annotations.get(RESERVED_FOR));
-    let object = object.map_or("it", String::as_str);
+    let object = object_of(lease).unwrap_or("it");
     let left = expires(lease, now).duration_since(now).as_millis();
     let seconds = (left + 999) / 1000;
     format!("{object} is being created, or was deleted at once; in the latter case, try again in {seconds} s")
