@@ -79,10 +79,6 @@ MOST_SECONDS = 1500
 def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Test the embedded cluster itself, including that it leaves nothing behind."""
     build.ensure(progress)
-    # The cluster tests need these programs, too. They are built here, while other tests wait.
-    build.virtctl(progress)
-    build.descheduler(progress)
-    browser.prepare(progress)
     for name in lifecycle.left_behind(SELFTEST):
         clusters.down(name, progress)
     output, code = command(
