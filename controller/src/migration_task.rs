@@ -405,7 +405,7 @@ impl MigrationTask {
         let (now, migration, record) = (observed.now, &observed.migration, &execution.record);
         let refused = self.refused_step(key, now);
         let obstacles = observed.obstacles(refused.as_ref().map(|last| (last.message.as_str(), last.again_at)));
-        execution.change.waiting = obstacles.waiting(record);
+        execution.change.waiting = obstacles.waiting(record, now);
         if let Some(at) = may_be_over_by(migration, &execution.change, &observed.pods, now) {
             return Ok(Requeue::At(at));
         }

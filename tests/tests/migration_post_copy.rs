@@ -29,10 +29,10 @@ use serde_json::json;
 
 /// Name of the guest.
 const NAME: &str = "switched";
-/// Limits with which the guest is switched after 6 s, or later if its disks take longer.
+/// Limits with which the guest is switched after 2 s, or later if its disks take longer.
 ///
 /// This is long before its memory has been sent once; the rest takes more than a minute.
-const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 6\nprogressTimeout: 0";
+const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 2\nprogressTimeout: 0";
 /// Processes that only monitor the migration.
 const WATCHERS: [(Component, Side); 5] = [
     (Component::Libvirtd, Side::Target),

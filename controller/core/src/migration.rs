@@ -59,6 +59,7 @@ pub mod convergence;
 pub mod deadlines;
 pub mod failure_detail;
 pub mod hand_over;
+pub mod late_agent;
 pub mod named_sides;
 pub mod observed;
 pub mod purpose;

@@ -8,6 +8,7 @@ use drydock_core::{
     launcher_pod::pending::StartingPod,
     migration::{
         deadlines::PhaseDeadline,
+        late_agent::LateAgent,
         observed::{MigrationFacts, is_preceded},
         record::MigrationRecord,
         rejected::{Rejected, may_create, rejected},
@@ -36,6 +37,8 @@ pub(super) struct ObservedMigration {
     pub(super) another: bool,
     pub(super) slot: SlotState,
     pub(super) deadline: Option<PhaseDeadline>,
+    /// The agent that has to act next.
+    pub(super) late: Option<LateAgent>,
     /// The state of the target pod while it starts.
     pub(super) pending: StartingPod,
     /// Rejection of the target pod by the kubelet of its node, if another target pod may be created.
@@ -95,6 +98,7 @@ impl MigrationTask {
             deadline: self
                 .deadlines
                 .of_migration(&migration, pod.map(Arc::as_ref), unschedulable),
+            late: LateAgent::of_migration(&migration),
             rejected: rejected(&migration, &pods),
             pending,
             migration,
@@ -131,6 +135,7 @@ impl ObservedMigration {
             starting: Some(&self.pending),
             queued: self.slot.wait,
             deadline: self.deadline.as_ref(),
+            late: self.late.as_ref(),
         }
     }
 }

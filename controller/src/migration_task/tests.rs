@@ -1,6 +1,8 @@
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
+use drydock_core::migration::late_agent::USUAL_TIME;
 use drydock_runtime::{
     EventMetrics, Reporter, WorkQueueMetrics,
+    clock::test_clock::FollowedClock,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
@@ -285,6 +287,38 @@ async fn stuck_target_pod_is_explained_by_pod_events() {
     assert_eq!(
         (&condition["reason"], &condition["message"]),
         (&json!("FailedMount"), &json!("secret \"key\" not found"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_agent_of_the_target_is_reported() {
+    let _clock = FollowedClock::follow();
+    let begun = drydock_core::conditions::whole_seconds(clock::now());
+    let mut preparing = migration();
+    preparing["status"] = json!({
+        "phase": "PreparingTarget", "sourceNode": "a", "source": {"node": "a"}, "target": {"node": "b", "podUID": "uid-q"},
+        "phaseTransitionTimestamps": [{"phase": "PreparingTarget", "phaseTransitionTimestamp": begun}],
+        "migrationState": {"migrationUid": UID, "sourceNode": "a", "targetNode": "b", "startTimestamp": begun},
+    });
+    let running = json!({
+        "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": "compute", "ready": true, "state": {"running": {}}}],
+    });
+    let (task, mut server, _recorded) = task(&preparing, vec![target_pod(&running)]);
+    let late = begun.0.checked_add(USUAL_TIME).unwrap();
+    assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(late));
+    tokio::time::advance(USUAL_TIME).await;
+    let (reconciled, status) = tokio::join!(async { task.reconcile(&key()).await }, apply_status(&mut server, "11"));
+    let fails = begun.0.checked_add(PhaseDeadlines::default().preparing).unwrap();
+    assert_eq!(reconciled.unwrap(), Requeue::At(fails));
+    let condition = &status["conditions"][0];
+    assert_eq!(
+        (&condition["type"], &condition["reason"], &condition["message"]),
+        (
+            &json!("Waiting"),
+            &json!("TargetNotPrepared"),
+            &json!("the agent of node b has not prepared the target within 10 s")
+        )
     );
 }
 

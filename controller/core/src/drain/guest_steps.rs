@@ -376,8 +376,8 @@ fn waits_until(evacuation: &Evacuation, attempts: Attempts, until: Timestamp) ->
 
 /// Returns the state of a guest with an unfinished migration.
 ///
-/// Once the target pod exists, the message stays constant until the guest has left. Progress and target are on the
-/// migration; repeating them here would cost one write for each of many guests.
+/// Once the target pod exists, the message stays constant until the guest has left, unless an agent is late. Progress and
+/// target are on the migration; repeating them here would cost one write for each of many guests.
 fn under_way(migration: &VirtualMachineInstanceMigration) -> EvacuationState {
     let name = migration.metadata.name.as_deref().unwrap_or_default();
     match waiting(migration) {
@@ -395,12 +395,10 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> EvacuationState {
     }
 }
 
-/// Returns the condition with the reason why a migration waits before its source and target are named.
+/// Returns the condition with the reason why a migration waits.
 fn waiting(migration: &VirtualMachineInstanceMigration) -> Option<&Condition> {
     let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
-    find(conditions.unwrap_or_default(), WAITING).filter(|condition| {
-        condition.status == ConditionStatus::True.as_str() && !MigrationRecord::of(migration).has_sides()
-    })
+    find(conditions.unwrap_or_default(), WAITING).filter(|condition| condition.status == ConditionStatus::True.as_str())
 }
 
 /// Returns whether the API server refuses the target pod of a migration.

@@ -347,15 +347,15 @@ fn the_descheduler_is_in_no_hurry() {
 #[test]
 fn migration_wait_reason_is_reported() {
     let web = marked("web", "Cordon");
-    let waiting = migration("1", "Pending", |migration| {
-        migration["status"]["conditions"] =
-            json!([{"type": "Waiting", "status": "True", "reason": "SourceNodeLimit", "message": "as many as may"}]);
-    });
-    let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
-    assert_eq!(
-        reported(&plan),
-        [(RemainingState::Waiting, "SourceNodeLimit".to_owned())]
-    );
+    // The first waits for its turn, the second for the agent of its target.
+    for (phase, reason) in [("Pending", "SourceNodeLimit"), ("PreparingTarget", "TargetNotPrepared")] {
+        let waiting = migration("1", phase, |migration| {
+            migration["status"]["conditions"] =
+                json!([{"type": "Waiting", "status": "True", "reason": reason, "message": "for this"}]);
+        });
+        let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
+        assert_eq!(reported(&plan), [(RemainingState::Waiting, reason.to_owned())]);
+    }
     let nowhere = instance("web", |instance| {
         mark(instance, "Cordon", seconds_ago(60));
         instance["status"]["conditions"] = json!([

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 
 use super::{
     deadlines::PhaseDeadline,
+    late_agent::LateAgent,
     queue::Wait,
     record::MigrationRecord,
     rejected::{ATTEMPTS, Rejected, TARGET_POD_REJECTED},
@@ -81,7 +82,7 @@ impl Waiting {
     }
 }
 
-/// The observed obstacles that hold a migration back until its sides are named.
+/// The observed obstacles that hold a migration back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Obstacles<'a> {
     /// The API server's message when it last refused the target pod, and when the next attempt is due.
@@ -94,16 +95,18 @@ pub struct Obstacles<'a> {
     pub queued: Option<Wait>,
     /// The deadline of the migration's phase.
     pub deadline: Option<&'a PhaseDeadline>,
+    /// The agent for which the migration waits once its sides are named.
+    pub late: Option<&'a LateAgent>,
 }
 
 impl Obstacles<'_> {
     /// Returns the wait of a migration in this state, with a message that changes only when the reason does.
-    pub fn waiting(&self, record: &MigrationRecord) -> Option<Waiting> {
+    pub fn waiting(&self, record: &MigrationRecord, now: Timestamp) -> Option<Waiting> {
         if let Some((message, _)) = self.refused {
             return Some(Waiting::of_refusal(message));
         }
         if record.has_sides() {
-            return None;
+            return self.late_agent(record, now);
         }
         if let Some(rejected) = self.rejected {
             return Some(Waiting::of_rejection(rejected));
@@ -118,13 +121,25 @@ impl Obstacles<'_> {
         })
     }
 
-    /// Returns when the first of these obstacles may have an end without a change: the deadline passes, the target pod
-    /// is due for a check, or another attempt to create it is due.
+    /// Returns the wait for an agent that is late in the phase of this record.
+    fn late_agent(&self, record: &MigrationRecord, now: Timestamp) -> Option<Waiting> {
+        let late = self
+            .late
+            .filter(|late| record.phase == Some(late.phase) && late.since <= now)?;
+        Some(Waiting {
+            reason: late.reason.into(),
+            message: late.message.clone(),
+        })
+    }
+
+    /// Returns when the first of these obstacles may begin or end without a change: the deadline passes, an agent is
+    /// late, the target pod is due for a check, or another attempt to create it is due.
     pub fn reconcile_at(&self, now: Timestamp) -> Option<Timestamp> {
         let later = [
             self.deadline.map(|deadline| deadline.at),
             self.rejected.map(|rejected| rejected.again_at),
             self.refused.map(|(_, again_at)| again_at),
+            self.late.map(|late| late.since),
         ];
         let later = later.into_iter().flatten().filter(|at| now < *at);
         later.chain(self.starting.and_then(|pod| pod.wake)).min()

@@ -88,6 +88,45 @@ fn deadline(at: i64) -> PhaseDeadline {
     }
 }
 
+fn late(since: i64) -> LateAgent {
+    LateAgent {
+        phase: MigrationPhase::PreparingTarget,
+        since: second(since),
+        reason: "TargetNotPrepared",
+        message: "late".into(),
+    }
+}
+
+/// Returns the reason why a migration in this phase waits at second 10.
+fn reason(obstacles: Obstacles<'_>, phase: Option<MigrationPhase>) -> Option<String> {
+    let record = MigrationRecord {
+        phase,
+        ..MigrationRecord::default()
+    };
+    obstacles.waiting(&record, second(10)).map(|waiting| waiting.reason)
+}
+
+#[test]
+fn migration_waits_for_a_late_agent_once_sides_are_named() {
+    use MigrationPhase::{Failed, PreparingTarget, Scheduled, TargetReady};
+    let rejected = rejected(9);
+    for (name, since, phase, expected) in [
+        ("late", 10, PreparingTarget, Some("TargetNotPrepared")),
+        ("late for a while", 3, PreparingTarget, Some("TargetNotPrepared")),
+        ("not late", 11, PreparingTarget, None),
+        ("late in the phase before", 10, TargetReady, None),
+        ("late in a migration that fails now", 10, Failed, None),
+        ("sides are not named", 10, Scheduled, Some("TargetPodRejected")),
+    ] {
+        let obstacles = Obstacles {
+            rejected: Some(&rejected),
+            late: Some(&late(since)),
+            ..Obstacles::default()
+        };
+        assert_eq!(reason(obstacles, Some(phase)).as_deref(), expected, "{name}");
+    }
+}
+
 #[test]
 fn migration_waits_for_the_first_obstacle_in_order() {
     use MigrationPhase::{Pending, PreparingTarget, Scheduled, Scheduling};
@@ -102,6 +141,7 @@ fn migration_waits_for_the_first_obstacle_in_order() {
         starting: Some(&stuck),
         queued: Some(queued),
         deadline: None,
+        late: None,
     };
     let not_refused = Obstacles { refused: None, ..all };
     let pod_stuck = Obstacles {
@@ -137,18 +177,13 @@ fn migration_waits_for_the_first_obstacle_in_order() {
         ("queued, sides named", no_pod, Some(PreparingTarget), None),
         ("granted", granted, Some(Scheduled), None),
     ] {
-        let record = MigrationRecord {
-            phase,
-            ..MigrationRecord::default()
-        };
-        let waiting = obstacles.waiting(&record);
-        assert_eq!(
-            waiting.as_ref().map(|waiting| waiting.reason.as_str()),
-            expected,
-            "{name}"
-        );
+        assert_eq!(reason(obstacles, phase).as_deref(), expected, "{name}");
     }
-    let message = |obstacles: Obstacles<'_>| obstacles.waiting(&MigrationRecord::default()).map(|one| one.message);
+    let message = |obstacles: Obstacles<'_>| {
+        obstacles
+            .waiting(&MigrationRecord::default(), second(10))
+            .map(|one| one.message)
+    };
     assert_eq!(message(no_pod), Some(queued.to_string()));
     let another = "the kubelet rejected the target pod, and another target pod follows (3 of 5): no device";
     assert_eq!(message(not_refused).as_deref(), Some(another));
@@ -157,20 +192,22 @@ fn migration_waits_for_the_first_obstacle_in_order() {
 #[test]
 fn wait_is_over_at_the_first_time_to_come() {
     let now = second(10);
-    for (name, overdue_at, again_at, retry_at, wake, expected) in [
-        ("nothing", None, None, None, None, None),
-        ("deadline", Some(20), None, None, None, Some(20)),
-        ("deadline has passed", Some(10), None, None, None, None),
-        ("rejected", None, Some(11), None, None, Some(11)),
-        ("next pod is due", None, Some(10), None, None, None),
-        ("refused", None, None, Some(12), None, Some(12)),
-        ("retry is due", None, None, Some(10), None, None),
-        ("pod is checked", None, None, None, Some(13), Some(13)),
-        ("pod was to be checked", None, None, None, Some(9), Some(9)),
-        ("all", Some(20), Some(15), Some(14), Some(13), Some(13)),
-        ("those to come", Some(20), Some(9), Some(10), None, Some(20)),
+    for (name, overdue_at, again_at, retry_at, late_at, wake, expected) in [
+        ("nothing", None, None, None, None, None, None),
+        ("deadline", Some(20), None, None, None, None, Some(20)),
+        ("deadline has passed", Some(10), None, None, None, None, None),
+        ("rejected", None, Some(11), None, None, None, Some(11)),
+        ("next pod is due", None, Some(10), None, None, None, None),
+        ("refused", None, None, Some(12), None, None, Some(12)),
+        ("retry is due", None, None, Some(10), None, None, None),
+        ("pod is checked", None, None, None, None, Some(13), Some(13)),
+        ("pod was to be checked", None, None, None, None, Some(9), Some(9)),
+        ("agent will be late", Some(20), None, None, Some(11), None, Some(11)),
+        ("agent is late", Some(20), None, None, Some(10), None, Some(20)),
+        ("all", Some(20), Some(15), Some(14), None, Some(13), Some(13)),
+        ("those to come", Some(20), Some(9), Some(10), None, None, Some(20)),
     ] {
-        let (deadline, rejected) = (overdue_at.map(deadline), again_at.map(rejected));
+        let (deadline, rejected, late) = (overdue_at.map(deadline), again_at.map(rejected), late_at.map(late));
         let pod = starting(None, wake);
         let obstacles = Obstacles {
             refused: retry_at.map(|at| ("denied", second(at))),
@@ -178,6 +215,7 @@ fn wait_is_over_at_the_first_time_to_come() {
             starting: Some(&pod),
             queued: None,
             deadline: deadline.as_ref(),
+            late: late.as_ref(),
         };
         assert_eq!(obstacles.reconcile_at(now), expected.map(second), "{name}");
     }
