@@ -231,13 +231,8 @@ KINDS = (
                 f"{_VM}SYNCHRONIZED",
                 (
                     Written(f"{CORE}/instance/wanted_status.rs", {"FailedCreate": "The API server rejected the launcher pod."}),
-                    Written(
-                        f"{CORE}/launcher_pod/pending.rs",
-                        {
-                            "PodNotReadyToStart": "The kubelet has not prepared the volumes and the network of the pod.",
-                            "Error": "A container of the pod ended with an error.",
-                        },
-                    ),
+                    Constants(f"{CORE}/launcher_pod/pending.rs", ("NOT_ADMITTED", "NOT_READY_TO_START")),
+                    Written(f"{CORE}/launcher_pod/pending.rs", {"Error": "A container of the pod ended with an error."}),
                     Written(
                         f"{CORE}/instance/inputs.rs",
                         {"FailedMount": "A volume cannot be mounted, for example because a Secret is missing."},

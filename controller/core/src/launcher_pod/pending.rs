@@ -1,9 +1,10 @@
 //! Why a launcher pod does not start, with Kubernetes' own reason and message.
 //!
 //! ```text
-//!  created ─▶ scheduler ─▶ kubelet: volumes, network ─▶ init containers ─▶ images, containers ─▶ runs
-//!              │ no node        │ FailedMount, ...          │ fails            │ ImagePullBackOff, ...
-//!              └ no scheduler   └ only in the kubelet's events
+//!  created ─▶ scheduler ─▶ kubelet admits ─▶ volumes, network ─▶ init containers ─▶ images, containers ─▶ runs
+//!              │ no node       └ stopped, or      │ FailedMount, ...      │ fails            │ ImagePullBackOff, ...
+//!              └ no scheduler    waits for a      └ only in the kubelet's events
+//!                                device plugin
 //! ```
 
 use jiff::{SignedDuration, Timestamp};
@@ -14,6 +15,9 @@ use crate::{instance::ending::ended, pod_state::created_at};
 /// A pod that has no node and no report of a scheduler for this long has no scheduler. kube-scheduler reports within
 /// a second even if no node fits.
 const UNSCHEDULED_AFTER: SignedDuration = SignedDuration::from_secs(10);
+/// A pod that the kubelet of its node has not admitted for this long waits for something else than its turn: kubelets
+/// admit a pod within a second, unless they are stopped or a device plugin does not respond.
+const UNADMITTED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 /// A pod whose volumes and network the kubelet has not prepared for this long is stuck. kubelets retry a failed mount
 /// after 0.5 s, 1 s, 2 s, ..., so there are several events about it by then.
 const UNPREPARED_AFTER: SignedDuration = SignedDuration::from_secs(10);
@@ -21,6 +25,13 @@ const UNPREPARED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 const EVENTS_EVERY: SignedDuration = SignedDuration::from_secs(30);
 /// Reason of a pending pod: no scheduler handles the pod. Kubernetes has no reason for that.
 pub const NOT_SCHEDULED: &str = "NotScheduled";
+/// Reason of a pending pod: the kubelet has not admitted the pod. Kubernetes has no reason for that.
+const NOT_ADMITTED: &str = "PodNotAdmitted";
+/// Reason of a pending pod: the kubelet has not prepared the volumes and the network of the pod, and no event has the
+/// cause.
+const NOT_READY_TO_START: &str = "PodNotReadyToStart";
+/// Condition of a pod: the kubelet has prepared the pod's volumes and network.
+const READY_TO_START: &str = "PodReadyToStartContainers";
 /// Reasons of a waiting container that starts normally.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
@@ -83,16 +94,20 @@ pub fn pending(pod: &Pod, now: Timestamp) -> StartingPod {
     if ended(pod).is_some() || pod.metadata.deletion_timestamp.is_some() {
         return StartingPod::default();
     }
-    if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
+    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         return unscheduled(pod, now);
-    }
+    };
     if let Some(hindrance) = containers(pod).find_map(failing) {
         return StartingPod {
             hindrance: Some(hindrance),
             ..StartingPod::default()
         };
     }
-    unprepared(pod, now)
+    if is_admitted(pod) {
+        unprepared(pod, now)
+    } else {
+        unadmitted(pod, node, now)
+    }
 }
 
 /// Returns the newest warning among the events of a pod that is on a node; its scheduler's earlier reports are
@@ -161,12 +176,39 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> StartingPod {
     }
 }
 
+/// Returns whether the kubelet of a pod's node has reported anything about the pod.
+fn is_admitted(pod: &Pod) -> bool {
+    // Kubernetes defines startTime as the time at which the kubelet has acknowledged the pod.
+    let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
+    started.is_some() || condition(pod, READY_TO_START).is_some() || containers(pod).next().is_some()
+}
+
+/// Returns the state of a pod on a node whose kubelet has not admitted the pod yet.
+fn unadmitted(pod: &Pod, node: &str, now: Timestamp) -> StartingPod {
+    let Some(due) = after(bound_at(pod), UNADMITTED_AFTER) else {
+        return StartingPod::default();
+    };
+    if now < due {
+        return StartingPod {
+            wake: Some(due),
+            ..StartingPod::default()
+        };
+    }
+    let message = format!(
+        "the kubelet of node {node} has not admitted the pod within {} s; it is stopped, or a device plugin does not \
+         respond",
+        UNADMITTED_AFTER.as_secs()
+    );
+    StartingPod {
+        hindrance: Some(Hindrance::new(NOT_ADMITTED, message)),
+        ..StartingPod::default()
+    }
+}
+
 /// Returns the state of a pod on a node whose volumes and network the kubelet has not prepared yet.
 fn unprepared(pod: &Pod, now: Timestamp) -> StartingPod {
-    let waits = condition(pod, "PodReadyToStartContainers").is_some_and(|condition| condition.status == "False");
-    let bound = condition(pod, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
-    let since = bound.map(|time| time.0).or(created_at(pod));
-    let Some(due) = after(since, UNPREPARED_AFTER).filter(|_| waits) else {
+    let waits = condition(pod, READY_TO_START).is_some_and(|condition| condition.status == "False");
+    let Some(due) = after(bound_at(pod), UNPREPARED_AFTER).filter(|_| waits) else {
         return StartingPod::default();
     };
     if now < due {
@@ -180,10 +222,16 @@ fn unprepared(pod: &Pod, now: Timestamp) -> StartingPod {
         UNPREPARED_AFTER.as_secs()
     );
     StartingPod {
-        hindrance: Some(Hindrance::new("PodNotReadyToStart", message)),
+        hindrance: Some(Hindrance::new(NOT_READY_TO_START, message)),
         wake: now.checked_add(EVENTS_EVERY).ok(),
         wants_events: true,
     }
+}
+
+/// Returns when the scheduler bound a pod to its node.
+fn bound_at(pod: &Pod) -> Option<Timestamp> {
+    let bound = condition(pod, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
+    bound.map(|time| time.0).or(created_at(pod))
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
@@ -351,7 +399,21 @@ mod tests {
             ])
         };
         vec![
-            ("bound", ON_NODE, json!({}), None, None),
+            (
+                "bound",
+                ON_NODE,
+                json!({}),
+                None,
+                Some(("PodNotAdmitted", "node a has not")),
+            ),
+            (
+                "bound, with a condition",
+                ON_NODE,
+                conditions(&[("PodScheduled", "True", None)]),
+                None,
+                Some(("PodNotAdmitted", "a device plugin")),
+            ),
+            ("admitted", ON_NODE, json!({"startTime": MADE}), None, None),
             (
                 "volume",
                 ON_NODE,
@@ -421,8 +483,10 @@ mod tests {
         let stuck = pending(&pod(Some("a"), &status), Timestamp::MAX);
         assert_eq!(stuck.clone().explained(None), stuck);
         assert_eq!(stuck.explained(warning.clone()).hindrance, warning);
-        let starts = pending(&pod(Some("a"), &json!({})), Timestamp::MAX);
-        assert_eq!(starts.explained(warning).hindrance, None);
+        let starts = pending(&pod(Some("a"), &json!({"startTime": MADE})), Timestamp::MAX);
+        assert_eq!(starts.explained(warning.clone()).hindrance, None);
+        let unadmitted = pending(&pod(Some("a"), &json!({})), Timestamp::MAX);
+        assert_eq!(unadmitted.clone().explained(warning), unadmitted);
     }
 
     #[test]
