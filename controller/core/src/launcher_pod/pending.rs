@@ -155,25 +155,18 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> StartingPod {
             ..StartingPod::default()
         };
     }
-    let Some(due) = after(created_at(pod), UNSCHEDULED_AFTER) else {
-        return StartingPod::default();
-    };
-    if now < due {
-        return StartingPod {
-            wake: Some(due),
+    once_overdue(created_at(pod), UNSCHEDULED_AFTER, now, || {
+        let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref());
+        let message = format!(
+            "no scheduler has processed the pod within {} s; the pod's schedulerName is {}",
+            UNSCHEDULED_AFTER.as_secs(),
+            scheduler.unwrap_or("default-scheduler")
+        );
+        StartingPod {
+            hindrance: Some(Hindrance::of_scheduling(NOT_SCHEDULED, message)),
             ..StartingPod::default()
-        };
-    }
-    let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref());
-    let message = format!(
-        "no scheduler has processed the pod within {} s; the pod's schedulerName is {}",
-        UNSCHEDULED_AFTER.as_secs(),
-        scheduler.unwrap_or("default-scheduler")
-    );
-    StartingPod {
-        hindrance: Some(Hindrance::of_scheduling(NOT_SCHEDULED, message)),
-        ..StartingPod::default()
-    }
+        }
+    })
 }
 
 /// Returns whether the kubelet of a pod's node has reported anything about the pod.
@@ -185,46 +178,51 @@ fn is_admitted(pod: &Pod) -> bool {
 
 /// Returns the state of a pod on a node whose kubelet has not admitted the pod yet.
 fn unadmitted(pod: &Pod, node: &str, now: Timestamp) -> StartingPod {
-    let Some(due) = after(bound_at(pod), UNADMITTED_AFTER) else {
-        return StartingPod::default();
-    };
-    if now < due {
-        return StartingPod {
-            wake: Some(due),
+    once_overdue(bound_at(pod), UNADMITTED_AFTER, now, || {
+        let message = format!(
+            "the kubelet of node {node} has not admitted the pod within {} s; it is stopped, or a device plugin does \
+             not respond",
+            UNADMITTED_AFTER.as_secs()
+        );
+        StartingPod {
+            hindrance: Some(Hindrance::new(NOT_ADMITTED, message)),
             ..StartingPod::default()
-        };
-    }
-    let message = format!(
-        "the kubelet of node {node} has not admitted the pod within {} s; it is stopped, or a device plugin does not \
-         respond",
-        UNADMITTED_AFTER.as_secs()
-    );
-    StartingPod {
-        hindrance: Some(Hindrance::new(NOT_ADMITTED, message)),
-        ..StartingPod::default()
-    }
+        }
+    })
 }
 
-/// Returns the state of a pod on a node whose volumes and network the kubelet has not prepared yet.
+/// Returns the state of a pod that its kubelet has admitted, and whose volumes and network it may not have prepared yet.
 fn unprepared(pod: &Pod, now: Timestamp) -> StartingPod {
-    let waits = condition(pod, READY_TO_START).is_some_and(|condition| condition.status == "False");
-    let Some(due) = after(bound_at(pod), UNPREPARED_AFTER).filter(|_| waits) else {
+    if condition(pod, READY_TO_START).is_none_or(|condition| condition.status != "False") {
         return StartingPod::default();
-    };
-    if now < due {
-        return StartingPod {
+    }
+    once_overdue(bound_at(pod), UNPREPARED_AFTER, now, || {
+        let message = format!(
+            "the kubelet has not prepared the pod's volumes and network within {} s",
+            UNPREPARED_AFTER.as_secs()
+        );
+        StartingPod {
+            hindrance: Some(Hindrance::new(NOT_READY_TO_START, message)),
+            wake: now.checked_add(EVENTS_EVERY).ok(),
+            wants_events: true,
+        }
+    })
+}
+
+/// Returns the state `late` once a pod has waited for this long since `since`; before that, when to check again.
+fn once_overdue(
+    since: Option<Timestamp>,
+    wait: SignedDuration,
+    now: Timestamp,
+    late: impl FnOnce() -> StartingPod,
+) -> StartingPod {
+    match since.and_then(|since| since.checked_add(wait).ok()) {
+        None => StartingPod::default(),
+        Some(due) if now < due => StartingPod {
             wake: Some(due),
             ..StartingPod::default()
-        };
-    }
-    let message = format!(
-        "the kubelet has not prepared the pod's volumes and network within {} s",
-        UNPREPARED_AFTER.as_secs()
-    );
-    StartingPod {
-        hindrance: Some(Hindrance::new(NOT_READY_TO_START, message)),
-        wake: now.checked_add(EVENTS_EVERY).ok(),
-        wants_events: true,
+        },
+        Some(_) => late(),
     }
 }
 
@@ -261,10 +259,6 @@ fn failing(container: &ContainerStatus) -> Option<Hindrance> {
         detail.unwrap_or_default()
     );
     Some(Hindrance::new(reason, message))
-}
-
-fn after(since: Option<Timestamp>, wait: SignedDuration) -> Option<Timestamp> {
-    since?.checked_add(wait).ok()
 }
 
 #[cfg(test)]
