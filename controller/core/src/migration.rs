@@ -53,13 +53,13 @@
 //! the order documented on [`source::SourceView`] and [`target::TargetView`], and executes steps in order. A controller
 //! writes with the resourceVersion on which it decided.
 
+pub mod awaited_agent;
 pub mod cluster;
 pub mod coalescing;
 pub mod convergence;
 pub mod deadlines;
 pub mod failure_detail;
 pub mod hand_over;
-pub mod late_agent;
 pub mod named_sides;
 pub mod observed;
 pub mod purpose;

@@ -7,8 +7,8 @@ use drydock_core::{
     instance::NodeState,
     launcher_pod::pending::StartingPod,
     migration::{
+        awaited_agent::AwaitedAgent,
         deadlines::PhaseDeadline,
-        late_agent::LateAgent,
         observed::{MigrationFacts, is_preceded},
         record::MigrationRecord,
         rejected::{Rejected, may_create, rejected},
@@ -38,7 +38,7 @@ pub(super) struct ObservedMigration {
     pub(super) slot: SlotState,
     pub(super) deadline: Option<PhaseDeadline>,
     /// The agent that has to act next.
-    pub(super) late: Option<LateAgent>,
+    pub(super) awaited: Option<AwaitedAgent>,
     /// The state of the target pod while it starts.
     pub(super) pending: StartingPod,
     /// Rejection of the target pod by the kubelet of its node, if another target pod may be created.
@@ -98,7 +98,7 @@ impl MigrationTask {
             deadline: self
                 .deadlines
                 .of_migration(&migration, pod.map(Arc::as_ref), unschedulable),
-            late: LateAgent::of_migration(&migration),
+            awaited: AwaitedAgent::of_migration(&migration),
             rejected: rejected(&migration, &pods),
             pending,
             migration,
@@ -135,7 +135,7 @@ impl ObservedMigration {
             starting: Some(&self.pending),
             queued: self.slot.wait,
             deadline: self.deadline.as_ref(),
-            late: self.late.as_ref(),
+            awaited: self.awaited.as_ref(),
         }
     }
 }

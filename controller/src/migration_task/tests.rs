@@ -1,5 +1,5 @@
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
-use drydock_core::migration::late_agent::USUAL_TIME;
+use drydock_core::migration::awaited_agent::USUAL_TIME;
 use drydock_runtime::{
     EventMetrics, Reporter, WorkQueueMetrics,
     clock::test_clock::FollowedClock,

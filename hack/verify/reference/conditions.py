@@ -367,7 +367,7 @@ KINDS = (
                         },
                     ),
                     Constants(f"{CORE}/migration/rejected.rs", ("TARGET_POD_REJECTED",)),
-                    Constants(f"{CORE}/migration/late_agent.rs", ("TARGET_NOT_PREPARED", "TRANSFER_NOT_STARTED")),
+                    Constants(f"{CORE}/migration/awaited_agent.rs", ("TARGET_NOT_PREPARED", "TRANSFER_NOT_STARTED")),
                 ),
                 "Reasons of the target pod's containers and of its kubelet's events are passed on, as in the "
                 "condition `Synchronized` of an instance.",

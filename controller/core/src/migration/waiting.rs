@@ -4,8 +4,8 @@ use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::Migratio
 use jiff::Timestamp;
 
 use super::{
+    awaited_agent::AwaitedAgent,
     deadlines::PhaseDeadline,
-    late_agent::LateAgent,
     queue::Wait,
     record::MigrationRecord,
     rejected::{ATTEMPTS, Rejected, TARGET_POD_REJECTED},
@@ -96,7 +96,7 @@ pub struct Obstacles<'a> {
     /// The deadline of the migration's phase.
     pub deadline: Option<&'a PhaseDeadline>,
     /// The agent for which the migration waits once its sides are named.
-    pub late: Option<&'a LateAgent>,
+    pub awaited: Option<&'a AwaitedAgent>,
 }
 
 impl Obstacles<'_> {
@@ -124,8 +124,8 @@ impl Obstacles<'_> {
     /// Returns the wait for an agent that is late in the phase of this record.
     fn late_agent(&self, record: &MigrationRecord, now: Timestamp) -> Option<Waiting> {
         let late = self
-            .late
-            .filter(|late| record.phase == Some(late.phase) && late.since <= now)?;
+            .awaited
+            .filter(|awaited| record.phase == Some(awaited.phase) && awaited.late_from <= now)?;
         Some(Waiting {
             reason: late.reason.into(),
             message: late.message.clone(),
@@ -139,7 +139,7 @@ impl Obstacles<'_> {
             self.deadline.map(|deadline| deadline.at),
             self.rejected.map(|rejected| rejected.again_at),
             self.refused.map(|(_, again_at)| again_at),
-            self.late.map(|late| late.since),
+            self.awaited.map(|awaited| awaited.late_from),
         ];
         let later = later.into_iter().flatten().filter(|at| now < *at);
         later.chain(self.starting.and_then(|pod| pod.wake)).min()

@@ -88,10 +88,10 @@ fn deadline(at: i64) -> PhaseDeadline {
     }
 }
 
-fn late(since: i64) -> LateAgent {
-    LateAgent {
+fn awaited(late_from: i64) -> AwaitedAgent {
+    AwaitedAgent {
         phase: MigrationPhase::PreparingTarget,
-        since: second(since),
+        late_from: second(late_from),
         reason: "TargetNotPrepared",
         message: "late".into(),
     }
@@ -120,7 +120,7 @@ fn migration_waits_for_a_late_agent_once_sides_are_named() {
     ] {
         let obstacles = Obstacles {
             rejected: Some(&rejected),
-            late: Some(&late(since)),
+            awaited: Some(&awaited(since)),
             ..Obstacles::default()
         };
         assert_eq!(reason(obstacles, Some(phase)).as_deref(), expected, "{name}");
@@ -141,7 +141,7 @@ fn migration_waits_for_the_first_obstacle_in_order() {
         starting: Some(&stuck),
         queued: Some(queued),
         deadline: None,
-        late: None,
+        awaited: None,
     };
     let not_refused = Obstacles { refused: None, ..all };
     let pod_stuck = Obstacles {
@@ -207,7 +207,8 @@ fn wait_is_over_at_the_first_time_to_come() {
         ("all", Some(20), Some(15), Some(14), None, Some(13), Some(13)),
         ("those to come", Some(20), Some(9), Some(10), None, None, Some(20)),
     ] {
-        let (deadline, rejected, late) = (overdue_at.map(deadline), again_at.map(rejected), late_at.map(late));
+        let (deadline, rejected) = (overdue_at.map(deadline), again_at.map(rejected));
+        let awaited = late_at.map(awaited);
         let pod = starting(None, wake);
         let obstacles = Obstacles {
             refused: retry_at.map(|at| ("denied", second(at))),
@@ -215,7 +216,7 @@ fn wait_is_over_at_the_first_time_to_come() {
             starting: Some(&pod),
             queued: None,
             deadline: deadline.as_ref(),
-            late: late.as_ref(),
+            awaited: awaited.as_ref(),
         };
         assert_eq!(obstacles.reconcile_at(now), expected.map(second), "{name}");
     }

@@ -1,4 +1,4 @@
-//! Agents that do not do their part of a migration within the usual time.
+//! Agents that have to act in the current phase of a migration, and when they are late.
 //!
 //! The migration fails only when the deadline of its phase passes ([`deadlines`](super::deadlines)). Until then, its
 //! condition `Waiting` names the node whose agent is late.
@@ -24,20 +24,20 @@ pub const TRANSFER_NOT_STARTED: &str = "TransferNotStarted";
 /// without KVM whose processors are busy.
 pub const USUAL_TIME: Duration = Duration::from_secs(10);
 
-/// A phase of a migration for which an agent has to act.
+/// The agent that has to act in a phase of a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LateAgent {
+pub struct AwaitedAgent {
     /// The phase.
     pub phase: MigrationPhase,
     /// From when on the agent is late.
-    pub since: Timestamp,
+    pub late_from: Timestamp,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// Human-readable message, valid from `since` on.
+    /// Human-readable message, valid from `late_from` on.
     pub message: String,
 }
 
-impl LateAgent {
+impl AwaitedAgent {
     /// Returns the agent for which a migration waits in its phase, and from when on this agent is late. Returns `None`
     /// if the phase needs no agent, or the guest moves already.
     pub fn of_migration(migration: &VirtualMachineInstanceMigration) -> Option<Self> {
@@ -62,7 +62,7 @@ impl LateAgent {
         };
         Some(Self {
             phase,
-            since: after(reached_at(migration, phase)?, USUAL_TIME),
+            late_from: after(reached_at(migration, phase)?, USUAL_TIME),
             reason,
             message,
         })
@@ -75,9 +75,9 @@ mod tests {
 
     use super::*;
 
-    fn late(status: &Value) -> Option<LateAgent> {
+    fn awaited(status: &Value) -> Option<AwaitedAgent> {
         let migration = json!({"metadata": {"name": "m"}, "spec": {"vmiName": "vm"}, "status": status});
-        LateAgent::of_migration(&serde_json::from_value(migration).unwrap())
+        AwaitedAgent::of_migration(&serde_json::from_value(migration).unwrap())
     }
 
     fn in_phase(phase: &str, source: &Value, target: &Value) -> Value {
@@ -107,23 +107,23 @@ mod tests {
             ("Running", None),
             ("Failed", None),
         ] {
-            let found = late(&in_phase(phase, &source, &target));
-            let texts = found.as_ref().map(|late| (late.reason, late.message.as_str()));
+            let found = awaited(&in_phase(phase, &source, &target));
+            let texts = found.as_ref().map(|agent| (agent.reason, agent.message.as_str()));
             assert_eq!(texts, expected, "{phase}");
-            let since = "2026-01-01T00:00:10Z".parse().ok();
+            let late_from = "2026-01-01T00:00:10Z".parse().ok();
             assert_eq!(
-                found.map(|late| late.since),
-                since.filter(|_| expected.is_some()),
+                found.map(|agent| agent.late_from),
+                late_from.filter(|_| expected.is_some()),
                 "{phase}"
             );
         }
     }
 
     #[test]
-    fn agent_is_not_late_once_the_guest_moves_or_without_a_time() {
+    fn no_agent_is_awaited_once_the_guest_moves_or_without_a_time() {
         let (moving, target) = (json!({"node": "n1", "state": "Migrating"}), json!({"node": "n2"}));
-        assert_eq!(late(&in_phase("PreparingTarget", &moving, &target)), None);
-        assert_eq!(late(&json!({"phase": "PreparingTarget", "target": target})), None);
-        assert_eq!(late(&json!({})), None);
+        assert_eq!(awaited(&in_phase("PreparingTarget", &moving, &target)), None);
+        assert_eq!(awaited(&json!({"phase": "PreparingTarget", "target": target})), None);
+        assert_eq!(awaited(&json!({})), None);
     }
 }
