@@ -23,6 +23,7 @@ from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
 
+from . import replicas
 from .api import Api
 from .audit import split
 from .drain_time import manifest
@@ -50,6 +51,8 @@ Expected = Callable[[int, bytes], bool]
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Measure the evictions of a guest that fits on no other node, so that each eviction is refused."""
+    # Earlier drains may have left both replicas on one node, from which one of them is moved.
+    replicas.apart(made)
     here, there = (node.name for node in made.nodes)
     made.kubectl("cordon", there)
     try:
@@ -78,10 +81,10 @@ def refused(api: Api, pod: str) -> None:
 
 
 def _measurements(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Measurement]:
-    webhook = Webhook(api)
     responded, bare = [], []
     with progress.step("waiting until repeated events of earlier drains are written"):
         wait_until(time.monotonic() + SERIES)
+    webhook = Webhook(api)
     since = datetime.now(timezone.utc)
     for _ in range(SAMPLES):
         bare.append(percentile(webhook.send_request(NOBODYS, b"", lambda status, _: status == 404)))

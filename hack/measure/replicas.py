@@ -39,16 +39,17 @@ def leader(made: Cluster) -> str:
 
 def lead_on(made: Cluster, node: str) -> None:
     """Wait until the replicas are on different nodes, and make the one on this node the leader."""
-    leading = _apart(made)
+    leading = apart(made)
     if nodes(made).get(leading) == node:
         return
     made.kubectl("-n", NAMESPACE, "delete", "pod", leading)
-    leading = _apart(made)
+    leading = apart(made)
     if nodes(made).get(leading) != node:
         raise Failure(f"the leader {leading} is not on {node}")
 
 
-def _apart(made: Cluster) -> str:
+def apart(made: Cluster) -> str:
+    """Wait until the replicas are on different nodes and one of them leads; return the name of the leader's pod."""
     until = time.monotonic() + APART_SECONDS
     while time.monotonic() < until:
         found, leading = nodes(made), leader(made)
