@@ -1,8 +1,17 @@
 //! Failures are reported, preserve the known state, and recover automatically.
 
 use anyhow::{Context, Result, ensure};
-use drydock_api::{labels as keys, reasons};
-use drydock_tests::{Cluster, agent, own_parts::AGENTS, recorder::states_of, watching::until_some};
+use drydock_api::{
+    kubevirt::{VirtualMachineInstance, names::conditions},
+    labels as keys, reasons,
+};
+use drydock_tests::{
+    Cluster, agent,
+    guests::{bare_instance, condition},
+    own_parts::AGENTS,
+    recorder::states_of,
+    watching::{until, until_some},
+};
 use kube::ResourceExt;
 use serde_json::Value;
 
@@ -257,15 +266,36 @@ async fn agents_go_on_when_the_api_server_is_back() -> Result<()> {
     Ok(())
 }
 
+/// Name of a guest that is created on a node whose agent is stopped.
+const WAITING_GUEST: &str = "waiting";
+
+/// Creates a guest on a node whose agent is stopped, and waits until the instance has the reason why it does not start.
+async fn guest_waits_for_a_stopped_agent(cluster: &Cluster, node: &str) -> Result<()> {
+    let selector = format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n");
+    cluster
+        .apply(&bare_instance(WAITING_GUEST).replace("spec:\n", &selector))
+        .await?;
+    let waits = |instance: &VirtualMachineInstance| {
+        condition(instance, conditions::SYNCHRONIZED) == ("False".into(), "PodNotAdmitted".into())
+    };
+    until(cluster.instances(), WAITING_GUEST, "PodNotAdmitted", waits)
+        .await
+        .map(drop)
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn node_of_unresponsive_agent_is_unschedulable_until_recovery() -> Result<()> {
-    let cluster = Cluster::connect().await?;
+    let cluster = Cluster::without_guests().await?;
     cluster.reset().await?;
     let node = cluster.second();
     let pid = cluster.agent_process(node)?;
     cluster.on_node(node, &format!("kill -STOP {pid}"))?;
-    let unresponsive = cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await;
+    let unresponsive = async {
+        guest_waits_for_a_stopped_agent(&cluster, node).await?;
+        cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await
+    }
+    .await;
     cluster.on_node(node, &format!("kill -CONT {pid}"))?;
     unresponsive?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
@@ -276,5 +306,6 @@ async fn node_of_unresponsive_agent_is_unschedulable_until_recovery() -> Result<
             .is_empty())
         .then_some(()))
     })
-    .await
+    .await?;
+    cluster.no_guests().await
 }
