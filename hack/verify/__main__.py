@@ -3,14 +3,14 @@
 Suites, in this order (by default, all of them run):
 
   style     checks of formatting, lints, names and documents
-  python    tests of the scripts under hack/, including the bootable guest disk
-  rust      unit, property and expected-output tests of all crates
   embedded  self-test of the embedded Kubernetes cluster
+  rust      unit, property and expected-output tests of all crates
+  python    tests of the scripts under hack/, including the bootable guest disk
   crates    build of each crate alone; licences and versions of dependencies
-  cluster   end-to-end tests on two dedicated embedded clusters in parallel, which are deleted afterwards
+  cluster   end-to-end tests on three dedicated embedded clusters in parallel, which are deleted afterwards
 
-Some suites run in parallel: style and python start immediately, rust starts after style, embedded after python, crates
-after rust, and cluster after embedded. The programs that embedded and cluster need are built in the background from the
+Some suites run in parallel: style and embedded start immediately, rust starts after style, crates after rust, and python and
+cluster after embedded. The programs that embedded and cluster need are built in the background from the
 start.
 
 `--quick` runs style, and rust without the slow test `migration_search`. Use it before every commit.
@@ -51,9 +51,9 @@ Suite = Callable[[argparse.Namespace, Progress], Outcome]
 
 SUITES: dict[str, Suite] = {
     "style": style.run,
-    "python": python.run,
-    "rust": rust.run,
     "embedded": cluster.selftest,
+    "rust": rust.run,
+    "python": python.run,
     "crates": crates.run,
     "cluster": cluster.run,
 }
@@ -65,9 +65,9 @@ ON_CLUSTERS = {"embedded", "cluster"}
 # crates uses only the CPU time that the others leave. Neither python nor cluster runs at the same time as embedded, which checks
 # at its end that nothing that belongs to a cluster is left on the machine.
 BESIDE = {
-    "python": {"style"},
-    "rust": {"python"},
-    "embedded": {"style", "rust"},
+    "embedded": {"style"},
+    "rust": {"embedded"},
+    "python": {"style", "rust"},
     "crates": {"python", "embedded"},
     "cluster": {"python", "rust", "crates"},
 }

@@ -1,6 +1,6 @@
 //! The tests that need a cluster, in one program, so that they are linked only once.
 //!
-//! `hack/test cluster` runs each file in its own process, on one of two clusters.
+//! `hack/test cluster` runs each file in its own process, on one of three clusters.
 
 mod admission;
 mod certificates;

@@ -24,9 +24,9 @@ class Before(unittest.TestCase):
             {name: before(name, names[:at]) for at, name in enumerate(names)},
             {
                 "style": [],
-                "python": [],
+                "embedded": [],
                 "rust": ["style"],
-                "embedded": ["python"],
+                "python": ["embedded"],
                 "crates": ["style", "rust"],
                 "cluster": ["style", "embedded"],
             },
