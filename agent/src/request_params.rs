@@ -18,8 +18,3 @@ pub(crate) fn patching() -> PatchParams {
         ..PatchParams::default()
     }
 }
-
-/// Returns the parameters of a server-side apply of fields that only the agent owns.
-pub(crate) fn applying() -> PatchParams {
-    PatchParams::apply(AGENT_FIELD_MANAGER).force()
-}

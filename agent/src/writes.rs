@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use drydock_api::{Hypervisor, HypervisorSpec, HypervisorStatus};
+use drydock_api::{AGENT_FIELD_MANAGER, Hypervisor, HypervisorSpec, HypervisorStatus};
+use drydock_runtime::apply_status;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client, ResourceExt,
@@ -10,7 +11,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::request_params::{applying, creating, patching};
+use crate::request_params::{creating, patching};
 
 /// Writes of one agent to the objects of its own node.
 #[derive(Clone)]
@@ -77,15 +78,11 @@ impl Writes {
     /// # Errors
     /// If the request to the API server fails.
     pub(crate) async fn status(&self, status: &HypervisorStatus) -> kube::Result<Hypervisor> {
-        let apply = json!({
-            "apiVersion": "drydock.dev/v1alpha1",
-            "kind": "Hypervisor",
-            "metadata": {"name": self.node},
-            "status": status,
-        });
-        self.hypervisors
-            .patch_status(&self.node, &applying(), &Patch::Apply(apply))
-            .await
+        let metadata = ObjectMeta {
+            name: Some(self.node.clone()),
+            ..ObjectMeta::default()
+        };
+        apply_status(&self.hypervisors, metadata, AGENT_FIELD_MANAGER, status).await
     }
 }
 

@@ -37,7 +37,7 @@ use drydock_core::{
     migration::{deadlines::Attempts, sides::target},
 };
 use drydock_runtime::{
-    Backoff, Event, Events, Key, Severity, Trigger, chain,
+    Backoff, EventRecorder, Events, Key, Severity, Trigger, chain,
     clock::{self, Instant},
     is_refusal,
     lease::LeaderTerm,
@@ -45,7 +45,7 @@ use drydock_runtime::{
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
@@ -88,7 +88,7 @@ pub(crate) struct DrainTask {
     migrations: Migrations,
     launchers: Launchers,
     pods: NodePods,
-    events: Events,
+    events: EventRecorder,
     changed: Trigger,
     attempts: Attempts,
     reports: Reports,
@@ -224,7 +224,7 @@ impl DrainTask {
             previewer,
             client,
             pods,
-            events,
+            events: events.recorder("Evacuate"),
             changed,
             attempts: Attempts::default(),
             refusals,
@@ -566,7 +566,7 @@ impl DrainTask {
                 let name = made.name_any();
                 info!(migration = %Key::of(&made), migration_uid = made.metadata.uid, vmi = %key, node, "migration created for the drain of a node");
                 self.migrations.remember_made(made);
-                self.record_event(
+                self.events.record(
                     &instance,
                     Severity::Normal,
                     "SuccessfulCreate",
@@ -583,7 +583,7 @@ impl DrainTask {
                     && is_refusal(status)
                 {
                     let note = format!("Error creating a Migration: {}", chain(&error));
-                    self.record_event(&instance, Severity::Warning, "FailedCreate", &note);
+                    self.events.record(&instance, Severity::Warning, "FailedCreate", note);
                 }
                 Err(error)
             }
@@ -629,11 +629,6 @@ impl DrainTask {
 
     fn migrations_in(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
         api_of(&self.client, key)
-    }
-
-    fn record_event(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
-        self.events
-            .publish(Event::new(instance.object_ref(&()), "Evacuate", severity, reason, note));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions::EVICTION_REQUESTED, status::Evacuation};
 use drydock_core::eviction::evacuation_request;
-use drydock_runtime::clock;
+use drydock_runtime::{clock, version_of};
 use json_patch::{PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use kube::{
     Api, ResourceExt,
@@ -37,11 +37,7 @@ impl EvacuationRequest<'_> {
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
-            "metadata": {
-                "name": instance.name_any(),
-                "uid": instance.uid(),
-                "resourceVersion": instance.resource_version(),
-            },
+            "metadata": version_of(instance),
             "status": evacuation_request::status(instance, self.node, self.evacuation, clock::now()),
         });
         let mut parameters = PatchParams::apply(evacuation_request::FIELD_MANAGER).force();

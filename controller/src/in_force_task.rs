@@ -12,16 +12,13 @@ use drydock_core::{
     configuration::{Reference, choose, default_model::ModelVerdict, hyperconverged::KIND},
     in_force::judge,
 };
-use drydock_runtime::{Cache, clock, lease::LeaderTerm};
+use drydock_runtime::{Cache, apply_status, clock, lease::LeaderTerm};
 use jiff::Timestamp;
-use kube::{
-    Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
-};
-use serde_json::json;
+use kube::{Api, Client, ResourceExt, api::ObjectMeta};
 
 use crate::{
     configuration_in_force::ConfigurationInForce, metrics::ControllerMetrics, reconciler::triggered::Triggered,
+    requests::unless_missing,
 };
 
 /// Determines which HyperConverged is in force, and reports it in the status of all of them.
@@ -147,22 +144,14 @@ impl InForceTask {
 
     async fn report(&self, object: &HyperConverged, status: &HyperConvergedStatus) -> kube::Result<()> {
         let namespace = object.namespace().unwrap_or_default();
-        let apply = json!({
-            "apiVersion": "hco.kubevirt.io/v1beta1",
-            "kind": KIND,
-            "metadata": {"name": object.name_any(), "namespace": namespace},
-            "status": status,
-        });
-        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
         let api = Api::<HyperConverged>::namespaced(self.client.clone(), &namespace);
-        match api
-            .patch_status(&object.name_any(), &parameters, &Patch::Apply(apply))
-            .await
-        {
-            // The object was deleted in the meantime, so it has no status to write.
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            result => result.map(drop),
-        }
+        let metadata = ObjectMeta {
+            name: object.metadata.name.clone(),
+            namespace: object.metadata.namespace.clone(),
+            ..ObjectMeta::default()
+        };
+        // An object that was deleted in the meantime has no status to write.
+        unless_missing(apply_status(&api, metadata, CONTROLLER_FIELD_MANAGER, status).await).map(drop)
     }
 }
 

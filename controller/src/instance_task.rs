@@ -26,14 +26,12 @@ use drydock_core::{
     placement::{self, Targets},
 };
 use drydock_runtime::{
-    Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
+    EventRecorder, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, apply_status, clock, is_refusal,
+    lease::Leadership, version_of,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Client, ResourceExt, api::Patch};
 use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info;
@@ -66,7 +64,7 @@ pub(crate) struct InstanceTask {
     migrations: Migrations,
     launchers: Launchers,
     unresponsive_agents: UnresponsiveAgents,
-    events: Events,
+    events: EventRecorder,
     refusals: StepRefusals,
     probed_pods: ProbedPods,
 }
@@ -110,7 +108,7 @@ impl InstanceTask {
             migrations,
             launchers,
             unresponsive_agents,
-            events,
+            events: events.recorder("Reconcile"),
             refusals,
             probed_pods: ProbedPods::default(),
         }
@@ -414,7 +412,8 @@ impl InstanceTask {
                     Ok(()) => {}
                     // The status reports a refusal of the API server. Other errors are retried.
                     Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                        self.record_event(instance, Severity::Warning, "FailedCreate", &status.message);
+                        self.events
+                            .record(instance, Severity::Warning, "FailedCreate", status.message.as_str());
                         return Ok(Some(status.message));
                     }
                     Err(source) => {
@@ -490,7 +489,7 @@ impl InstanceTask {
         if self.launchers.delete(instance, name, uid, grace).await? {
             let note = format!("Deleted virtual machine pod {name}");
             info!(vmi = %Key::of(instance), pod = name, "pod deleted");
-            self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
+            self.events.record(instance, Severity::Normal, "SuccessfulDelete", note);
         }
         Ok(())
     }
@@ -512,7 +511,7 @@ impl InstanceTask {
                 pod = name,
                 "unscheduled pod deleted because the configuration has changed"
             );
-            self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
+            self.events.record(instance, Severity::Normal, "SuccessfulDelete", note);
         }
         Ok(())
     }
@@ -523,7 +522,7 @@ impl InstanceTask {
             let name = pod.name_any();
             let note = format!("Created virtual machine pod {name}");
             info!(vmi = %Key::of(instance), pod = name, "pod created");
-            self.record_event(instance, Severity::Normal, "SuccessfulCreate", &note);
+            self.events.record(instance, Severity::Normal, "SuccessfulCreate", note);
         }
         Ok(())
     }
@@ -571,27 +570,10 @@ impl InstanceTask {
         instance: &mut VirtualMachineInstance,
         wanted: &VirtualMachineInstanceStatus,
     ) -> kube::Result<()> {
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {
-                "name": instance.name_any(), "uid": instance.uid(), "resourceVersion": instance.resource_version(),
-            },
-            "status": wanted,
-        });
-        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let stored = self
-            .api(key)
-            .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
-            .await?;
+        let metadata = version_of(instance);
+        let stored = apply_status(&self.api(key), metadata, CONTROLLER_FIELD_MANAGER, wanted).await?;
         self.written(key, instance, stored);
         Ok(())
-    }
-
-    fn record_event(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
-        let regarding = instance.object_ref(&());
-        self.events
-            .publish(Event::new(regarding, "Reconcile", severity, reason, note));
     }
 }
 

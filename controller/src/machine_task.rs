@@ -12,14 +12,11 @@ use drydock_api::{
 };
 use drydock_core::machine::{InstanceDeletion, MachinePlan, ObservedMachine, plan};
 use drydock_runtime::{
-    AssumeCache, CacheChange, Event, Events, Key, ListMode, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue,
-    clock, is_refusal, lease::Leadership,
+    AssumeCache, CacheChange, EventRecorder, Events, Key, ListMode, Process, Requeue, Severity, Watch, WatchStarter,
+    WorkQueue, apply_status, clock, is_refusal, lease::Leadership, version_of,
 };
 use jiff::Timestamp;
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Client, ResourceExt, api::Patch};
 use serde_json::json;
 use tracing::info;
 
@@ -29,7 +26,9 @@ use crate::{
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::{api_of, deleting, patching, with_finalizer, without_finalizer, writing},
+    requests::{
+        api_of, deleting, patching, unless_changed, unless_missing, with_finalizer, without_finalizer, writing,
+    },
 };
 
 /// Maximum number of machines that are reconciled concurrently.
@@ -41,7 +40,7 @@ pub(crate) struct MachineTask {
     machines: AssumeCache<VirtualMachine>,
     instances: Instances,
     migrations: Migrations,
-    events: Events,
+    events: EventRecorder,
     refusals: StepRefusals,
 }
 
@@ -73,7 +72,7 @@ impl MachineTask {
             client,
             instances,
             migrations,
-            events,
+            events: events.recorder("Reconcile"),
             refusals,
         }
     }
@@ -179,10 +178,7 @@ impl Reconciler for MachineTask {
         }
         if plan.remove_finalizer {
             let finalizers = without_finalizer(machine, VM_FINALIZER);
-            match self.write_finalizers(key, machine, &finalizers).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                result => result?,
-            }
+            unless_missing(self.write_finalizers(key, machine, &finalizers).await)?;
             self.machines.forget(key);
         }
         Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake)))
@@ -262,17 +258,8 @@ impl MachineTask {
         if status.get("stateChangeRequests").is_none() {
             status["stateChangeRequests"] = json!([]);
         }
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachine",
-            "metadata": {"name": &*key.name, "uid": machine.uid(), "resourceVersion": machine.resource_version()},
-            "status": status,
-        });
-        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let stored = self
-            .api(key)
-            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
-            .await?;
+        let metadata = version_of(machine);
+        let stored = apply_status(&self.api(key), metadata, CONTROLLER_FIELD_MANAGER, status).await?;
         self.remember(key, machine, stored);
         Ok(())
     }
@@ -284,22 +271,18 @@ impl MachineTask {
 
     async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &InstanceDeletion) -> kube::Result<()> {
         let parameters = deleting(Some(deletion.uid.clone()));
-        match self.instance_api(key).delete(&key.name, &parameters).await {
-            Ok(_) => {
-                let why = deletion.why.as_str();
-                info!(vm = %key, why, "instance deleted");
-                self.instances.deleted(key, &deletion.uid);
-                let note = format!(
-                    "Stopped the virtual machine by deleting the virtual machine instance {}: {why}",
-                    key.name
-                );
-                self.record_event(machine, Severity::Normal, "SuccessfulDelete", note);
-                Ok(())
-            }
-            // The instance was deleted or replaced. The watch will show it.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+        let response = self.instance_api(key).delete(&key.name, &parameters).await;
+        if unless_changed(response)?.is_some() {
+            let why = deletion.why.as_str();
+            info!(vm = %key, why, "instance deleted");
+            self.instances.deleted(key, &deletion.uid);
+            let note = format!(
+                "Stopped the virtual machine by deleting the virtual machine instance {}: {why}",
+                key.name
+            );
+            self.events.record(machine, Severity::Normal, "SuccessfulDelete", note);
         }
+        Ok(())
     }
 
     /// Creates the instance. Returns the message of the API server if the API server refuses that.
@@ -317,7 +300,7 @@ impl MachineTask {
                     "Started the virtual machine by creating the new virtual machine instance {}",
                     key.name
                 );
-                self.record_event(machine, Severity::Normal, "SuccessfulCreate", note);
+                self.events.record(machine, Severity::Normal, "SuccessfulCreate", note);
                 Ok(None)
             }
             // The watch will show the existing instance, whatever its owner is.
@@ -332,19 +315,13 @@ impl MachineTask {
 
     fn record_events(&self, machine: &VirtualMachine, plan: &MachinePlan) {
         for event in &plan.events {
-            self.record_event(
+            self.events.record(
                 machine,
                 Severity::of(event.warning),
                 event.reason,
                 event.message.clone(),
             );
         }
-    }
-
-    fn record_event(&self, machine: &VirtualMachine, severity: Severity, reason: &'static str, note: String) {
-        let regarding = machine.object_ref(&());
-        self.events
-            .publish(Event::new(regarding, "Reconcile", severity, reason, note));
     }
 }
 

@@ -35,13 +35,13 @@ use drydock_core::{
     },
 };
 use drydock_runtime::{
-    Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
+    EventRecorder, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
     list_readable,
 };
 use execution::{After, Execution};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, Resource, ResourceExt, core::Status};
+use kube::{Api, Client, ResourceExt, core::Status};
 use observe::ObservedMigration;
 use slot_scheduler::SlotScheduler;
 use tracing::{info, warn};
@@ -67,7 +67,7 @@ pub(crate) struct MigrationTask {
     migrations: Migrations,
     instances: Instances,
     launchers: Launchers,
-    events: Events,
+    events: EventRecorder,
     deadlines: PhaseDeadlines,
     turns: SlotScheduler,
     refusals: StepRefusals,
@@ -92,7 +92,7 @@ impl MigrationTask {
             migrations,
             instances,
             launchers,
-            events,
+            events: events.recorder("Migrate"),
             deadlines,
             turns: SlotScheduler::default(),
             refusals,
@@ -447,7 +447,8 @@ impl MigrationTask {
                 reason = status.message,
                 "the API server refused the target pod, retrying with back-off"
             );
-            self.record_event(migration, Severity::Warning, "FailedCreate", &status.message);
+            self.events
+                .record(migration, Severity::Warning, "FailedCreate", status.message.as_str());
         }
         self.refusals
             .note(RefusedStep::TargetPod(key.clone()), &status.message, now);
@@ -484,7 +485,8 @@ impl MigrationTask {
             let name = pod.name_any();
             info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, pod = name, "target pod created");
             let note = format!("Created migration target pod {name}");
-            self.record_event(migration, Severity::Normal, "SuccessfulCreate", &note);
+            self.events
+                .record(migration, Severity::Normal, "SuccessfulCreate", note);
         }
         Ok(pod)
     }
@@ -501,25 +503,14 @@ impl MigrationTask {
             .await?
         {
             let note = format!("Deleted migration target pod {name}");
-            self.record_event(migration, Severity::Normal, "SuccessfulDelete", &note);
+            self.events
+                .record(migration, Severity::Normal, "SuccessfulDelete", note);
         }
         Ok(())
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
         api_of(&self.client, key)
-    }
-
-    fn record_event(
-        &self,
-        migration: &VirtualMachineInstanceMigration,
-        severity: Severity,
-        reason: &'static str,
-        note: &str,
-    ) {
-        let regarding = migration.object_ref(&());
-        self.events
-            .publish(Event::new(regarding, "Migrate", severity, reason, note));
     }
 }
 

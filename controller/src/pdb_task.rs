@@ -12,13 +12,13 @@ use drydock_core::eviction::{
     own_pdb::{instance_of, is_ours},
     pdbs::{ObservedPdbs, PdbPlan, PodPdbs, conflict, is_news, plan},
 };
-use drydock_runtime::{CacheChange, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership};
+use drydock_runtime::{
+    CacheChange, Key, Process, Requeue, Trigger, WorkQueue, apply_status, clock, identity_of, is_refusal,
+    lease::Leadership,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::{
-    Client, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::Client;
 use serde_json::json;
 
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     launchers::Launchers,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::api_of,
+    requests::{api_of, unless_changed},
 };
 
 /// Maximum number of instances that are reconciled concurrently.
@@ -164,19 +164,8 @@ impl PdbTask {
         instance: &VirtualMachineInstance,
         status: serde_json::Value,
     ) -> kube::Result<()> {
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": key.name, "uid": instance.uid()},
-            "status": status,
-        });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let api = api_of::<VirtualMachineInstance>(&self.client, key);
-        match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
-            // The instance was deleted or replaced by another one.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            result => result.map(drop),
-        }
+        unless_changed(apply_status(&api, identity_of(instance), FIELD_MANAGER, status).await).map(drop)
     }
 }
 

@@ -18,7 +18,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, ResourceExt, api::PostParams};
 use parking_lot::Mutex;
 
-use crate::requests::deleting;
+use crate::requests::{deleting, unless_changed};
 
 /// PDBs of the cluster. Clones share the cache.
 #[derive(Clone)]
@@ -146,10 +146,7 @@ impl Pdbs {
             return Ok(());
         }
         let parameters = deleting(Some(uid.clone()));
-        match self.api(pdb).delete(&pdb.name_any(), &parameters).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
-            result => result.map(drop)?,
-        }
+        unless_changed(self.api(pdb).delete(&pdb.name_any(), &parameters).await)?;
         self.cache.deleted(&Key::of(pdb), &uid);
         Ok(())
     }

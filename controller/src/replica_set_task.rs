@@ -7,21 +7,23 @@ use std::sync::Arc;
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
-    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceReplicaSet},
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceReplicaSet, replica_set::VirtualMachineInstanceReplicaSetStatus,
+    },
 };
 use drydock_core::{
     label_selector::Selector,
     replica_set::{FailedRequest, ObservedReplicaSet, ReplicaName, ReplicaSetPlan, Tried, instance_of, plan},
 };
 use drydock_runtime::{
-    AssumeCache, Cache, Event, Events, Key, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue, clock,
-    is_refusal, lease::Leadership,
+    AssumeCache, Cache, EventRecorder, Events, Key, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue,
+    apply_status, clock, identity_of, is_refusal, lease::Leadership,
 };
 use futures::future::join_all;
 use jiff::Timestamp;
 use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    Api, Client, ResourceExt,
+    api::{ListParams, Patch},
 };
 use serde_json::json;
 use tracing::info;
@@ -31,7 +33,7 @@ use crate::{
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::{api_of, deleting, patching, writing},
+    requests::{api_of, deleting, patching, unless_missing, writing},
 };
 
 /// Maximum number of replica sets that are reconciled concurrently.
@@ -44,7 +46,7 @@ pub(crate) struct ReplicaSetTask {
     client: Client,
     sets: AssumeCache<VirtualMachineInstanceReplicaSet>,
     instances: Instances,
-    events: Events,
+    events: EventRecorder,
     refusals: StepRefusals,
 }
 
@@ -76,7 +78,7 @@ impl ReplicaSetTask {
             sets: AssumeCache::start(watches, sets, prune, &[], move |change| queue.apply(change)),
             client,
             instances,
-            events,
+            events: events.recorder("Reconcile"),
             refusals,
         }
     }
@@ -159,11 +161,12 @@ impl Reconciler for ReplicaSetTask {
             },
         };
         if let Some(status) = &plan.status {
-            self.write_status(key, &observed.set, &json!(status)).await?;
+            self.write_status(key, &observed.set, status).await?;
         }
         for event in &plan.events {
             let severity = Severity::of(event.warning);
-            self.record_event(&observed.set, severity, event.reason, event.message.clone());
+            self.events
+                .record(&observed.set, severity, event.reason, event.message.clone());
         }
         match result {
             Ok(()) | Err(ReplicaOutcome::Done) => Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake))),
@@ -272,13 +275,10 @@ impl ReplicaSetTask {
             "ownerReferences": owners,
         }});
         let api = self.instance_api(key);
-        match api
+        let response = api
             .patch_metadata(&target.name, &patching(), &Patch::Merge(patch))
-            .await
-        {
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            result => result.map(drop),
-        }
+            .await;
+        unless_missing(response).map(drop)
     }
 
     async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &ReplicaName) -> ReplicaOutcome {
@@ -292,7 +292,7 @@ impl ReplicaSetTask {
                     "Stopped the virtual machine by deleting the virtual machine instance {}",
                     target.name
                 );
-                self.record_event(set, Severity::Normal, "SuccessfulDelete", note);
+                self.events.record(set, Severity::Normal, "SuccessfulDelete", note);
                 ReplicaOutcome::Done
             }
             // The instance was deleted or replaced by another one. The watch will show it.
@@ -307,7 +307,7 @@ impl ReplicaSetTask {
                 info!(vmirs = %key, vmi = %Key::of(&made), "instance created");
                 self.instances.created(made);
                 let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
-                self.record_event(set, Severity::Normal, "SuccessfulCreate", note);
+                self.events.record(set, Severity::Normal, "SuccessfulCreate", note);
                 ReplicaOutcome::Done
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => ReplicaOutcome::Again(NOT_SEEN_YET),
@@ -320,40 +320,14 @@ impl ReplicaSetTask {
         &self,
         key: &Key,
         set: &VirtualMachineInstanceReplicaSet,
-        status: &serde_json::Value,
+        status: &VirtualMachineInstanceReplicaSetStatus,
     ) -> kube::Result<()> {
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstanceReplicaSet",
-            "metadata": {"name": &*key.name, "uid": set.uid()},
-            "status": status,
-        });
-        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        match self
-            .set_api(key)
-            .patch_status(&key.name, &parameters, &Patch::Apply(apply))
-            .await
-        {
-            Ok(stored) => {
-                self.sets.remember(key, stored);
-                Ok(())
-            }
-            // The set was deleted in the meantime, so it has no status to write.
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => Err(error),
+        let stored = apply_status(&self.set_api(key), identity_of(set), CONTROLLER_FIELD_MANAGER, status).await;
+        // A set that was deleted in the meantime has no status to write.
+        if let Some(stored) = unless_missing(stored)? {
+            self.sets.remember(key, stored);
         }
-    }
-
-    fn record_event(
-        &self,
-        set: &VirtualMachineInstanceReplicaSet,
-        severity: Severity,
-        reason: &'static str,
-        note: String,
-    ) {
-        let regarding = set.object_ref(&());
-        self.events
-            .publish(Event::new(regarding, "Reconcile", severity, reason, note));
+        Ok(())
     }
 }
 

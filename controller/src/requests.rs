@@ -46,6 +46,22 @@ pub(crate) fn deleting_version(uid: Option<String>, resource_version: Option<Str
     }
 }
 
+/// Returns the response to a request; `None` if the object or its kind does not exist.
+pub(crate) fn unless_missing<T>(response: kube::Result<T>) -> kube::Result<Option<T>> {
+    match response {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// Returns the response to a write with preconditions; `None` if the object was deleted, replaced or changed.
+pub(crate) fn unless_changed<T>(response: kube::Result<T>) -> kube::Result<Option<T>> {
+    match response {
+        Err(kube::Error::Api(status)) if status.is_conflict() => Ok(None),
+        result => unless_missing(result),
+    }
+}
+
 /// Returns the finalizers of an object, including this one.
 pub(crate) fn with_finalizer(object: &impl ResourceExt, finalizer: &str) -> Vec<String> {
     let mut finalizers = without_finalizer(object, finalizer);

@@ -1,15 +1,12 @@
 //! Writes and reads of a guest's task at the API server.
 
-use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY};
-use drydock_runtime::{Event, Events, Severity};
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{ListParams, Patch},
+use drydock_api::{
+    AGENT_FIELD_MANAGER,
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY},
 };
-use serde_json::json;
-
-use crate::request_params::applying;
+use drydock_runtime::{Event, Events, Severity, apply_status, version_of};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, Resource, ResourceExt, api::ListParams};
 
 /// Applies the agent's part of a VMI's status, if the VMI is unchanged since the read. Returns the patched VMI.
 ///
@@ -21,19 +18,7 @@ pub(super) async fn status(
     status: &VirtualMachineInstanceStatus,
 ) -> kube::Result<VirtualMachineInstance> {
     let api = Api::<VirtualMachineInstance>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
-    let apply = json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "VirtualMachineInstance",
-        "metadata": {
-            "name": instance.name_any(),
-            "uid": instance.uid(),
-            "resourceVersion": instance.resource_version(),
-        },
-        "status": status,
-    });
-    let mut stored = api
-        .patch_status(&instance.name_any(), &applying(), &Patch::Apply(apply))
-        .await?;
+    let mut stored = apply_status(&api, version_of(instance), AGENT_FIELD_MANAGER, status).await?;
     stored.metadata.managed_fields = None;
     Ok(stored)
 }
@@ -80,19 +65,5 @@ pub(super) fn publish_event(
     reason: &'static str,
     note: String,
 ) {
-    events.publish(Event {
-        regarding: ObjectReference {
-            api_version: Some("kubevirt.io/v1".into()),
-            kind: Some("VirtualMachineInstance".into()),
-            name: instance.metadata.name.clone(),
-            namespace: instance.metadata.namespace.clone(),
-            uid: instance.metadata.uid.clone(),
-            ..ObjectReference::default()
-        },
-        related: None,
-        severity,
-        reason: reason.into(),
-        action: "Guest".into(),
-        note,
-    });
+    events.publish(Event::new(instance.object_ref(&()), "Guest", severity, reason, note));
 }

@@ -11,12 +11,9 @@ use drydock_core::migration::{
     record::MigrationRecord,
     status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_reported_broken},
 };
-use drydock_runtime::{Event, Events, Key, Severity};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
-};
+use drydock_runtime::{Event, Events, Key, Severity, apply_status, identity_of};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::{Api, Client, Resource, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 use tracing::warn;
 
@@ -173,17 +170,10 @@ async fn apply(
     status: Value,
 ) -> kube::Result<VirtualMachineInstanceMigration> {
     let api = Api::namespaced(client.clone(), &migration.namespace().unwrap_or_default());
-    let apply = json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "VirtualMachineInstanceMigration",
-        "metadata": {"name": migration.name_any(), "uid": migration.uid()},
-        "status": status,
-    });
     // The agents of both sides apply to the same object, but each applies only its own part.
-    let parameters = PatchParams::apply(&format!("{AGENT_FIELD_MANAGER}-{side}")).force();
-    let mut stored: VirtualMachineInstanceMigration = api
-        .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
-        .await?;
+    let manager = format!("{AGENT_FIELD_MANAGER}-{side}");
+    let mut stored: VirtualMachineInstanceMigration =
+        apply_status(&api, identity_of(migration), &manager, status).await?;
     stored.metadata.managed_fields = None;
     Ok(stored)
 }
@@ -196,19 +186,15 @@ pub(super) fn record_event(
     reason: &'static str,
     note: String,
 ) {
-    let instance_uid = migration.guest().and_then(|guest| guest.instance_uid.clone());
-    let mut regarding = migration.object_ref(&());
-    let related = Some(regarding.clone());
-    regarding.kind = Some("VirtualMachineInstance".into());
-    regarding.name = Some(migration.spec.vmi_name.clone());
-    regarding.uid = instance_uid;
-    regarding.resource_version = None;
+    let related = migration.object_ref(&());
+    let regarding = ObjectReference {
+        kind: Some("VirtualMachineInstance".into()),
+        name: Some(migration.spec.vmi_name.clone()),
+        uid: migration.guest().and_then(|guest| guest.instance_uid.clone()),
+        ..related.clone()
+    };
     events.publish(Event {
-        regarding,
-        related,
-        severity,
-        reason: reason.into(),
-        action: "Migrate".into(),
-        note,
+        related: Some(related),
+        ..Event::new(regarding, "Migrate", severity, reason, note)
     });
 }

@@ -15,7 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
-    Api, Client,
+    Api, Client, Resource,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use prometheus_client::{
@@ -158,6 +158,33 @@ impl Events {
             self.metrics.count("dropped");
             tracing::debug!(error = %chain(&error), "dropped an event");
         }
+    }
+
+    /// Returns a recorder of events with this action, in CamelCase.
+    pub fn recorder(&self, action: &'static str) -> EventRecorder {
+        EventRecorder {
+            events: self.clone(),
+            action,
+        }
+    }
+}
+
+/// Queues events that have the same action.
+#[derive(Clone, Debug)]
+pub struct EventRecorder {
+    events: Events,
+    action: &'static str,
+}
+
+impl EventRecorder {
+    /// Queues an event of an object. `reason` is machine-readable, in CamelCase; `note` is a sentence for users.
+    pub fn record<K>(&self, object: &K, severity: Severity, reason: &'static str, note: impl Into<String>)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let regarding = object.object_ref(&());
+        self.events
+            .publish(Event::new(regarding, self.action, severity, reason, note));
     }
 }
 

@@ -17,6 +17,7 @@
 //! `examples/idle.rs` is a complete process of this kind.
 
 mod admin;
+mod apply_status;
 mod assume_cache;
 mod cache;
 mod chain;
@@ -46,13 +47,14 @@ mod watch;
 mod work_queue;
 
 pub use admin::{Admin, AdminError};
+pub use apply_status::{apply_status, identity_of, version_of};
 pub use assume_cache::{ASSUMED_FOR, AssumeCache};
 pub use cache::{Cache, CacheChange, Key, SyncState, Trigger, WatchProblem};
 pub use chain::{Chain, chain};
 pub use client::{ClientError, ClientMetrics, ClientOptions, READ_TIMEOUT, RESPONSE_TIMEOUT, connect};
 pub use component::Component;
 pub use duration_flag::{InvalidDuration, parse_duration};
-pub use events::{Event, EventMetrics, Events, Reporter, Severity};
+pub use events::{Event, EventMetrics, EventRecorder, Events, Reporter, Severity};
 pub use health::{Readiness, ReadyHandle};
 pub use index::Index;
 pub use logs::{LogArgs, LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};

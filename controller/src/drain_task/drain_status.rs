@@ -10,17 +10,15 @@ use drydock_core::{
     conditions::{ConditionStatus, whole_seconds},
     drain::{DrainReport, node_conditions::Drained},
 };
-use drydock_runtime::{Event, Events, Severity};
+use drydock_runtime::{Event, Events, Severity, apply_status, identity_of};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tracing::info;
 
 use super::metrics::DrainMetrics;
+use crate::requests::unless_changed;
 
 /// Field manager of drain reports.
 const FIELD_MANAGER: &str = "drydock-drain";
@@ -112,15 +110,7 @@ impl Reports {
         manager: &str,
         status: serde_json::Value,
     ) -> kube::Result<Option<Hypervisor>> {
-        let name = hypervisor.name_any();
-        let apply = json!({
-            "apiVersion": "drydock.dev/v1alpha1",
-            "kind": "Hypervisor",
-            "metadata": {"name": name, "uid": hypervisor.uid()},
-            "status": status,
-        });
-        let (parameters, patch) = (PatchParams::apply(manager).force(), Patch::Apply(apply));
-        unless_replaced(self.hypervisors.patch_status(&name, &parameters, &patch).await)
+        unless_changed(apply_status(&self.hypervisors, identity_of(hypervisor), manager, status).await)
     }
 
     /// Writes the conditions of a Node, if they have changed, and publishes an event when the node has become empty.
@@ -140,15 +130,8 @@ impl Reports {
         if has_nothing_to_report || wanted == before || is_early(&before, report, now) {
             return Ok(None);
         }
-        let apply = json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": report.node, "uid": node.uid()},
-            "status": {"conditions": wanted},
-        });
-        let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(apply));
-        let stored = self.nodes.patch_status(&report.node, &parameters, &patch).await;
-        let stored = unless_replaced(stored)?;
+        let status = json!({"conditions": wanted});
+        let stored = unless_changed(apply_status(&self.nodes, identity_of(node), FIELD_MANAGER, status).await)?;
         if stored.is_some() {
             self.announce(node, &before, &wanted);
         }
@@ -177,14 +160,6 @@ impl Reports {
             "NodeDrained",
             note,
         ));
-    }
-}
-
-/// Returns the response to a write; `None` if the object was deleted or recreated.
-fn unless_replaced<K>(stored: kube::Result<K>) -> kube::Result<Option<K>> {
-    match stored {
-        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(None),
-        result => result.map(Some),
     }
 }
 

@@ -5,7 +5,7 @@ use drydock_runtime::{
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 use super::*;

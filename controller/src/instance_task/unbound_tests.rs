@@ -55,7 +55,7 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
         instances: Instances::filled([instance()]),
         migrations: Migrations::filled([]),
         unresponsive_agents: UnresponsiveAgents::new(|| ()),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()).recorder("Reconcile"),
         refusals: StepRefusals::default(),
         probed_pods: ProbedPods::default(),
     };

@@ -15,7 +15,10 @@ use serde_json::json;
 use tracing::debug;
 
 use super::Launchers;
-use crate::{launcher_owner::controls, requests::patching};
+use crate::{
+    launcher_owner::controls,
+    requests::{patching, unless_changed},
+};
 
 /// Options of a pod deletion, besides the UID.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,14 +44,11 @@ impl Launchers {
     ) -> kube::Result<()> {
         let patch = json!({"metadata": {"uid": uid, "annotations": {key: value}}});
         let parameters = PatchParams::default();
-        match self
+        let response = self
             .api(instance)
             .patch_metadata(name, &parameters, &Patch::Merge(patch))
-            .await
-        {
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            result => result.map(drop),
-        }
+            .await;
+        unless_changed(response).map(drop)
     }
 
     /// Reads the pods of an instance from the API server, bypassing all caches.

@@ -50,7 +50,7 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
         machines: AssumeCache::filled(machines),
         instances: Instances::filled(instances),
         migrations: Migrations::filled([]),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()).recorder("Reconcile"),
         refusals: StepRefusals::default(),
     };
     (task, server, events_server)

@@ -26,7 +26,7 @@ impl Scenario for Machine {
             machines: AssumeCache::filled([]),
             instances: Instances::filled([]),
             migrations: Migrations::filled([]),
-            events,
+            events: events.recorder("Reconcile"),
             refusals: StepRefusals::default(),
         })
     }

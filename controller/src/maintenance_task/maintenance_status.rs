@@ -2,11 +2,11 @@
 
 use drydock_api::maintenance::{FIELD_MANAGER, Group, NodeMaintenance, NodeMaintenanceStatus};
 use drydock_core::maintenance::node_changes::{self, MaintenanceStage};
-use drydock_runtime::{Key, clock};
+use drydock_runtime::{Key, apply_status, clock};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     ResourceExt,
-    api::{Patch, PatchParams},
+    api::{ObjectMeta, Patch},
 };
 use serde_json::{Map, Value, json};
 use tracing::{debug, info};
@@ -103,15 +103,12 @@ impl MaintenanceTask {
         maintenance: &str,
         stage: MaintenanceStage,
     ) -> Result<(), ReconcileError> {
-        let apply = json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
-            "status": {"conditions": [node_changes::condition(stage, maintenance, clock::now())]},
-        });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let written = self
-            .node_api
-            .patch_status(node, &parameters, &Patch::Apply(apply))
-            .await?;
+        let metadata = ObjectMeta {
+            name: Some(node.to_owned()),
+            ..ObjectMeta::default()
+        };
+        let status = json!({"conditions": [node_changes::condition(stage, maintenance, clock::now())]});
+        let written = apply_status(&self.node_api, metadata, FIELD_MANAGER, status).await?;
         self.nodes.nodes.remember(&Key::cluster(node), written);
         Ok(())
     }

@@ -9,19 +9,16 @@ use drydock_core::migration::{
     sides::target,
     status::{StatusChange, after, differs, failure_message},
 };
-use drydock_runtime::{Key, Severity};
+use drydock_runtime::{Key, Severity, apply_status, version_of};
 use jiff::Timestamp;
-use kube::{
-    ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{ResourceExt, api::Patch};
 use serde_json::json;
 use tracing::info;
 
 use super::MigrationTask;
 use crate::{
     migrations::instance_of,
-    requests::{deleting, patching, without_finalizer},
+    requests::{deleting, patching, unless_changed, unless_missing, without_finalizer},
 };
 
 impl MigrationTask {
@@ -37,21 +34,8 @@ impl MigrationTask {
         if !differs(migration, &wanted) {
             return Ok(());
         }
-        let apply = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstanceMigration",
-            "metadata": {
-                "name": migration.name_any(),
-                "uid": migration.uid(),
-                "resourceVersion": migration.resource_version(),
-            },
-            "status": wanted,
-        });
-        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let stored = self
-            .api(key)
-            .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
-            .await?;
+        let metadata = version_of(migration);
+        let stored = apply_status(&self.api(key), metadata, CONTROLLER_FIELD_MANAGER, wanted).await?;
         self.migrations.objects.remember(key, stored);
         self.announce(migration, change);
         Ok(())
@@ -62,7 +46,8 @@ impl MigrationTask {
         if let Some((failure, detail)) = &change.fail {
             let note = failure_message(*failure, detail);
             info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, reason = failure.reason(), "{note}");
-            self.record_event(migration, Severity::Warning, "FailedMigration", &note);
+            self.events
+                .record(migration, Severity::Warning, "FailedMigration", note);
         }
         // The preparation of the target has no event here, because the agent reports it.
         if change.enter.contains(&MigrationPhase::Succeeded) {
@@ -71,7 +56,8 @@ impl MigrationTask {
                 .unwrap_or_default();
             info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, node, "migration succeeded");
             let note = "Source node reported migration succeeded";
-            self.record_event(migration, Severity::Normal, "SuccessfulMigration", note);
+            self.events
+                .record(migration, Severity::Normal, "SuccessfulMigration", note);
         }
     }
 
@@ -89,10 +75,7 @@ impl MigrationTask {
             .patch(&migration.name_any(), &patching(), &Patch::Merge(patch))
             .await;
         self.migrations.objects.forget(key);
-        match result {
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            result => result.map(drop),
-        }
+        unless_missing(result).map(drop)
     }
 
     /// Deletes the oldest ended migrations of an instance that are due.
@@ -111,16 +94,11 @@ impl MigrationTask {
             return Ok(());
         }
         let parameters = deleting(migration.uid());
-        match self.api(key).delete(&migration.name_any(), &parameters).await {
-            Ok(stored) => {
-                // The migration exists until its finalizer is removed.
-                if let Some(deleted) = stored.left() {
-                    self.migrations.objects.remember(key, deleted);
-                }
-                Ok(())
-            }
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+        let response = self.api(key).delete(&migration.name_any(), &parameters).await;
+        // The migration exists until its finalizer is removed.
+        if let Some(deleted) = unless_changed(response)?.and_then(|stored| stored.left()) {
+            self.migrations.objects.remember(key, deleted);
         }
+        Ok(())
     }
 }

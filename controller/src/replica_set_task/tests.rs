@@ -47,7 +47,7 @@ fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInst
         client,
         sets: AssumeCache::filled([set]),
         instances: Instances::filled(instances),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()).recorder("Reconcile"),
         refusals: StepRefusals::default(),
     };
     (task, server)

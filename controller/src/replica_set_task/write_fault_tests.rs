@@ -22,7 +22,7 @@ impl Scenario for ReplicaSet {
             client,
             sets: AssumeCache::filled([]),
             instances: Instances::filled([]),
-            events,
+            events: events.recorder("Reconcile"),
             refusals: StepRefusals::default(),
         })
     }

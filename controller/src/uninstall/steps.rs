@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use super::{Uninstall, UninstallError};
 use crate::{
     certificates::{API_SERVICES, is_served_by},
-    requests::without_finalizer,
+    requests::{unless_missing, without_finalizer},
 };
 
 /// Name of the DaemonSet of the agents.
@@ -228,12 +228,4 @@ where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     unless_missing(api.delete(name, &DeleteParams::default()).await).map(drop)
-}
-
-/// Converts a result to `None` if the object or its kind does not exist.
-fn unless_missing<T>(result: kube::Result<T>) -> kube::Result<Option<T>> {
-    match result {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-        result => result.map(Some),
-    }
 }

@@ -124,7 +124,7 @@ _RECORDED = (
     re.compile(r"\b(?P<type>warning)\(\s*" + _REASON + ","),
 )
 _TYPES = {"true": "Warning", "warning": "Warning", "false": "Normal"}
-_RECORDS = re.compile(r"(?<!fn )\b(?:record_event|publish_event|events\.publish)\(")
+_RECORDS = re.compile(r"(?<!fn )\b(?:record_event|publish_event|events\.(?:publish|record))\(")
 _CONSTANT = re.compile(r"(?:\w+::)*[A-Z][A-Z0-9_]+")
 
 

@@ -204,7 +204,7 @@ mod tests {
 
 EVENTS = '''
 fn f() {
-    self.record_event(
+    self.events.record(
         &object,
         Severity::Normal,
         "Made",
