@@ -38,7 +38,7 @@ use tracing::info;
 
 use crate::{
     instances::Instances,
-    launchers::{Launchers, PodPurpose},
+    launchers::{Launchers, PodDeletion, PodPurpose},
     liveness_task::UnresponsiveAgents,
     migrations::Migrations,
     nodes::NodePair,
@@ -390,14 +390,25 @@ impl InstanceTask {
                     let patch = json!({"metadata": {"labels": {NODE_NAME: node}}});
                     self.merge(key, instance, patch).await?;
                 }
-                InstanceStep::DeletePod { name, uid, grace } => self.delete_pod(instance, name, uid, *grace).await?,
+                InstanceStep::DeletePod { name, uid, grace } => {
+                    let deletion = PodDeletion {
+                        grace: *grace,
+                        ..PodDeletion::of(uid)
+                    };
+                    self.delete_pod(key, instance, name, deletion, "").await?;
+                }
                 InstanceStep::ReplacePod {
                     name,
                     uid,
                     resource_version,
                 } => {
-                    self.delete_unbound(instance, name, uid, resource_version.as_deref())
-                        .await?;
+                    let deletion = PodDeletion {
+                        version: resource_version.as_deref(),
+                        ..PodDeletion::of(uid)
+                    };
+                    // Once the watch shows the deletion, another pod is created.
+                    let cause = ": the pod had no node, and the configuration has changed";
+                    self.delete_pod(key, instance, name, deletion, cause).await?;
                 }
                 InstanceStep::AnnotateEviction { name, uid, in_progress } => {
                     let value = in_progress.then_some(BY_DRYDOCK);
@@ -479,38 +490,19 @@ impl InstanceTask {
         }
     }
 
+    /// Deletes a pod. `cause` follows the name of the pod in the event, and may be empty.
     async fn delete_pod(
         &self,
+        key: &Key,
         instance: &VirtualMachineInstance,
         name: &str,
-        uid: &str,
-        grace: Option<i64>,
+        deletion: PodDeletion<'_>,
+        cause: &str,
     ) -> kube::Result<()> {
-        if self.launchers.delete(instance, name, uid, grace).await? {
-            let note = format!("Deleted virtual machine pod {name}");
-            info!(vmi = %Key::of(instance), pod = name, "pod deleted");
-            self.events.record(instance, Severity::Normal, "SuccessfulDelete", note);
-        }
-        Ok(())
-    }
-
-    /// Deletes a pod that waits for a node, unless it has changed. Once the watch shows the deletion, another pod is
-    /// created.
-    async fn delete_unbound(
-        &self,
-        instance: &VirtualMachineInstance,
-        name: &str,
-        uid: &str,
-        version: Option<&str>,
-    ) -> kube::Result<()> {
-        if self.launchers.delete_version(instance, name, uid, version).await? {
-            let note =
-                format!("Deleted virtual machine pod {name}: the pod had no node, and the configuration has changed");
-            info!(
-                vmi = %Key::of(instance),
-                pod = name,
-                "unscheduled pod deleted because the configuration has changed"
-            );
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        if self.launchers.delete(namespace, name, deletion).await? {
+            info!(vmi = %key, pod = name, "pod deleted{cause}");
+            let note = format!("Deleted virtual machine pod {name}{cause}");
             self.events.record(instance, Severity::Normal, "SuccessfulDelete", note);
         }
         Ok(())

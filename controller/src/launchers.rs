@@ -34,6 +34,7 @@ use crate::{
     rooms::Rooms,
 };
 pub(crate) use new_pod::{PodPurpose, native_architecture};
+pub(crate) use pod_requests::PodDeletion;
 
 /// Launcher pods, and the inputs of new ones. Clones share the caches.
 #[derive(Clone)]

@@ -49,7 +49,7 @@ use trimming::Trimming;
 
 use crate::{
     instances::Instances,
-    launchers::{Launchers, PodPurpose},
+    launchers::{Launchers, PodDeletion, PodPurpose},
     migrations::{Migrations, instance_of},
     nodes::NodePair,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
@@ -497,11 +497,8 @@ impl MigrationTask {
         };
         let namespace = migration.namespace().unwrap_or_default();
         let name = pod.name_any();
-        if self
-            .launchers
-            .delete_in(&namespace, &name, &pod.uid().unwrap_or_default())
-            .await?
-        {
+        let uid = pod.uid().unwrap_or_default();
+        if self.launchers.delete(&namespace, &name, PodDeletion::of(&uid)).await? {
             let note = format!("Deleted migration target pod {name}");
             self.events
                 .record(migration, Severity::Normal, "SuccessfulDelete", note);

@@ -60,8 +60,13 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    evacuation_requests::EvacuationRequest, instances::Instances, launcher_owner::owner, launchers::Launchers,
-    migration_rate::MigrationRate, migrations::Migrations, requests::api_of,
+    evacuation_requests::EvacuationRequest,
+    instances::Instances,
+    launcher_owner::owner,
+    launchers::{Launchers, PodDeletion},
+    migration_rate::MigrationRate,
+    migrations::Migrations,
+    requests::api_of,
 };
 use logged::LoggedRefusals;
 pub(crate) use metrics::HeldEvictions;
@@ -466,7 +471,7 @@ impl EvictionReviews {
         let key = &eviction.pod;
         let namespace = key.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        if let Err(error) = self.launchers.delete_in(namespace, &key.name, uid).await {
+        if let Err(error) = self.launchers.delete(namespace, &key.name, PodDeletion::of(uid)).await {
             warn!(pod = %key, error = %chain(&error), "could not delete a pod whose guest has migrated away");
             return self.release(key, pod, news).await;
         }

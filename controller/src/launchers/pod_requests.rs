@@ -20,13 +20,22 @@ use crate::{
     requests::{patching, unless_changed},
 };
 
-/// Options of a pod deletion, besides the UID.
+/// The preconditions and the grace period of a pod's deletion.
 #[derive(Clone, Copy, Debug, Default)]
-struct PodDeletion<'a> {
+pub(crate) struct PodDeletion<'a> {
+    /// UID that the pod must have.
+    pub(crate) uid: &'a str,
     /// Resource version that the pod must have.
-    version: Option<&'a str>,
+    pub(crate) version: Option<&'a str>,
     /// Grace period in seconds; `None` for the grace period of the pod.
-    grace: Option<i64>,
+    pub(crate) grace: Option<i64>,
+}
+
+impl<'a> PodDeletion<'a> {
+    /// Returns the deletion of the pod with this UID, with the pod's own grace period.
+    pub(crate) fn of(uid: &'a str) -> Self {
+        Self { uid, ..Self::default() }
+    }
 }
 
 impl Launchers {
@@ -108,74 +117,21 @@ impl Launchers {
         Ok(())
     }
 
-    /// Deletes a pod, with a grace period of `grace` seconds if that is less than the pod's own. Returns whether the
-    /// pod existed.
+    /// Deletes a pod in a namespace. Returns whether the pod existed and had the given version.
     ///
     /// # Errors
     /// If the request to the API server fails.
-    pub(crate) async fn delete(
-        &self,
-        instance: &VirtualMachineInstance,
-        name: &str,
-        uid: &str,
-        grace: Option<i64>,
-    ) -> kube::Result<bool> {
-        let namespace = instance.namespace().unwrap_or_default();
-        let deletion = PodDeletion {
-            grace,
-            ..PodDeletion::default()
-        };
-        self.delete_with(&namespace, name, uid, deletion).await
-    }
-
-    /// Deletes a pod. If a version is given, the pod must still have it.
-    ///
-    /// # Errors
-    /// If the request to the API server fails.
-    pub(crate) async fn delete_version(
-        &self,
-        instance: &VirtualMachineInstance,
-        name: &str,
-        uid: &str,
-        version: Option<&str>,
-    ) -> kube::Result<bool> {
-        let deletion = PodDeletion {
-            version,
-            ..PodDeletion::default()
-        };
-        self.delete_with(&instance.namespace().unwrap_or_default(), name, uid, deletion)
-            .await
-    }
-
-    /// Deletes a pod of any instance in a namespace.
-    ///
-    /// # Errors
-    /// If the request to the API server fails.
-    pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
-        self.delete_with(namespace, name, uid, PodDeletion::default()).await
-    }
-
-    async fn delete_with(
-        &self,
-        namespace: &str,
-        name: &str,
-        uid: &str,
-        deletion: PodDeletion<'_>,
-    ) -> kube::Result<bool> {
+    pub(crate) async fn delete(&self, namespace: &str, name: &str, deletion: PodDeletion<'_>) -> kube::Result<bool> {
         let parameters = DeleteParams {
             grace_period_seconds: deletion.grace.and_then(|seconds| u32::try_from(seconds).ok()),
             preconditions: Some(Preconditions {
-                uid: Some(uid.into()),
+                uid: Some(deletion.uid.into()),
                 resource_version: deletion.version.map(Into::into),
             }),
             ..DeleteParams::default()
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        match api.delete(name, &parameters).await {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(unless_changed(api.delete(name, &parameters).await)?.is_some())
     }
 
     pub(super) fn api(&self, instance: &VirtualMachineInstance) -> Api<Pod> {
