@@ -38,9 +38,10 @@ use kube::core::{
 use serde_json::Value;
 use tracing::error;
 
-use self::{evictions::EvictionReviews, migration_reviews::ClusterState};
+use self::evictions::EvictionReviews;
 use crate::{
     configuration_in_force::ConfigurationInForce,
+    guest_context::GuestContext,
     launchers::native_architecture,
     webhook_server::{
         Handlers,
@@ -55,7 +56,7 @@ const REASON: &str = "Invalid";
 /// Returns the handlers of all paths.
 pub(crate) fn handlers(
     configuration: ConfigurationInForce,
-    state: ClusterState,
+    context: GuestContext,
     evictions: EvictionReviews,
 ) -> Handlers {
     let instances = Handler::from(move |request: ReviewRequest| {
@@ -68,8 +69,8 @@ pub(crate) fn handlers(
         patched(&request, |raw| prepared(raw).filter(|_| is_new))
     });
     let migration = Handler::from(move |request: ReviewRequest| {
-        let state = state.clone();
-        async move { validate_migration(&request, &state).await }
+        let context = context.clone();
+        async move { validate_migration(&request, &context).await }
     });
     let eviction = Handler::from(move |request: ReviewRequest| {
         let evictions = evictions.clone();
@@ -132,7 +133,7 @@ fn validate(request: &ReviewRequest, kind: AdmittedKind) -> AdmissionResponse {
 
 /// Validates a migration like other kinds, and checks its requester. A new migration is also refused if its instance
 /// cannot be migrated now.
-async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> AdmissionResponse {
+async fn validate_migration(request: &ReviewRequest, context: &GuestContext) -> AdmissionResponse {
     let mut refusals = refusals(request, AdmittedKind::Migration);
     if let Some(new) = raw(request.object.as_ref()) {
         let user = request.user_info.username.as_deref().unwrap_or_default();
@@ -144,7 +145,7 @@ async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> Ad
             && let Some(name) = new.pointer("/spec/vmiName").and_then(Value::as_str)
         {
             let instance = Key::namespaced(request.namespace.as_deref().unwrap_or_default(), name);
-            refusals.extend(state.review(&instance).await);
+            refusals.extend(migration_reviews::review(context, &instance).await);
         }
     }
     response(request, &refusals)

@@ -11,8 +11,8 @@ mod circumstances;
 mod drain_status;
 mod evacuations;
 mod metrics;
+mod node_preview;
 mod outlooks;
-mod previewer;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -37,7 +37,7 @@ use drydock_core::{
     migration::{deadlines::Attempts, sides::target},
 };
 use drydock_runtime::{
-    Backoff, EventRecorder, Events, Key, Severity, Trigger, chain,
+    Backoff, EventRecorder, Key, Severity, Trigger, chain,
     clock::{self, Instant},
     is_refusal,
     lease::LeaderTerm,
@@ -45,7 +45,7 @@ use drydock_runtime::{
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use kube::{
-    Api, Client, ResourceExt,
+    ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
@@ -53,21 +53,19 @@ use tracing::{info, warn};
 
 use crate::{
     evacuation_requests::{self, EvacuationRequest},
-    instances::Instances,
-    launchers::Launchers,
-    migrations::Migrations,
+    guest_context::GuestContext,
     node_pods::{NodePods, PodsGuard},
     reconciler::{CONFLICT_DELAY, triggered::Triggered},
-    refusals::{RefusedStep, StepRefusals},
-    requests::{api_of, deleting},
+    refusals::RefusedStep,
+    requests::deleting,
 };
 use circumstances::CircumstanceDigests;
 use drain_status::Reports;
 use evacuations::{CreationOutcome, EvacuationMigration};
 pub(crate) use metrics::DrainMetrics;
+use node_preview::guest;
+pub(crate) use node_preview::preview_lines;
 use outlooks::{EvaluatedOutlooks, Outlooks};
-pub(crate) use previewer::Previewer;
-use previewer::guest;
 
 /// Minimum interval between plans. Changes within it are handled by one plan.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -83,17 +81,12 @@ const STATUS_DEBOUNCE: Duration = Duration::from_millis(700);
 
 /// Drains nodes.
 pub(crate) struct DrainTask {
-    client: Client,
-    instances: Instances,
-    migrations: Migrations,
-    launchers: Launchers,
+    context: GuestContext,
     pods: NodePods,
     events: EventRecorder,
     changed: Trigger,
     attempts: Attempts,
     reports: Reports,
-    previewer: Previewer,
-    refusals: StepRefusals,
     outlooks: Outlooks,
     circumstances: CircumstanceDigests,
 }
@@ -167,11 +160,7 @@ impl Triggered for DrainTask {
     const FAILURE: &'static str = "drain failed, retrying";
 
     async fn wait_until_synced(&self) {
-        tokio::join!(
-            self.instances.wait_until_synced(),
-            self.migrations.wait_until_synced(),
-            self.launchers.wait_until_synced()
-        );
+        self.context.wait_until_synced().await;
     }
 
     async fn reconcile(&self, kept: &mut KeptPlan, _: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
@@ -208,26 +197,14 @@ impl Triggered for DrainTask {
 
 impl DrainTask {
     /// Creates the task with these caches. `changed` triggers a new plan.
-    pub(crate) fn new(
-        client: Client,
-        previewer: Previewer,
-        pods: NodePods,
-        events: Events,
-        metrics: DrainMetrics,
-        (refusals, changed): (StepRefusals, Trigger),
-    ) -> Self {
+    pub(crate) fn new(context: GuestContext, pods: NodePods, metrics: DrainMetrics, changed: Trigger) -> Self {
         Self {
-            reports: Reports::new(&client, events.clone(), metrics),
-            instances: previewer.instances.clone(),
-            migrations: previewer.migrations.clone(),
-            launchers: previewer.launchers.clone(),
-            previewer,
-            client,
+            reports: Reports::new(&context.client, context.events.clone(), metrics),
+            events: context.events.recorder("Evacuate"),
+            context,
             pods,
-            events: events.recorder("Evacuate"),
             changed,
             attempts: Attempts::default(),
-            refusals,
             outlooks: Outlooks::default(),
             circumstances: CircumstanceDigests::default(),
         }
@@ -269,13 +246,13 @@ impl DrainTask {
     /// Adds the other inputs of a plan to the objects of all nodes.
     fn observe<'a>(&self, objects: &'a [NodeObjects]) -> DrainObservation<'a> {
         let mut nodes: Vec<DrainingNode<'_>> = objects.iter().map(|node| self.draining(node)).collect();
-        let outlooks = self.outlooks.apply(&self.launchers, &mut nodes);
+        let outlooks = self.outlooks.apply(&self.context.launchers, &mut nodes);
         DrainObservation {
             now: clock::now(),
             outlooks,
             nodes,
-            configuration: self.launchers.configuration.get(),
-            rate: self.previewer.migration_rate.rate(),
+            configuration: self.context.launchers.configuration.get(),
+            rate: self.context.rate.rate(),
         }
     }
 
@@ -291,9 +268,9 @@ impl DrainTask {
         reporting: bool,
     ) -> kube::Result<Option<Timestamp>> {
         if let Some(planned) = observed.outlooks.planned.take() {
-            self.launchers.reserved.replace(planned);
+            self.context.launchers.reserved.replace(planned);
         }
-        self.refusals.keep_drains(&plan.refused);
+        self.context.refusals.keep_drains(&plan.refused);
         let due = plan.steps.iter().filter(|step| reporting || !step.is_report());
         let mut failed = self.execute_all(due, &observed.guests()).await?;
         if reporting {
@@ -320,7 +297,7 @@ impl DrainTask {
 
     /// Returns the nodes that have or request a drain preview, each with the requested lines.
     fn previews(&self) -> Vec<(Hypervisor, Option<Vec<String>>)> {
-        let nodes = &self.launchers.nodes;
+        let nodes = &self.context.launchers.nodes;
         let mut requested = BTreeSet::new();
         nodes.nodes.shown().for_each(|key, node| {
             if preview::is_requested(node) {
@@ -338,8 +315,8 @@ impl DrainTask {
         let previews = concerned.into_iter().filter_map(|(key, is_requested)| {
             let hypervisor = nodes.hypervisors.newest(&key)?;
             let lines = is_requested.then(|| {
-                let mut lines = self.previewer.lines(&hypervisor.name_any());
-                let configuration = self.launchers.configuration.get();
+                let mut lines = preview_lines(&self.context, &hypervisor.name_any());
+                let configuration = self.context.launchers.configuration.get();
                 lines.push(preview::taint_note(&configuration.migrations.drain_taint_key));
                 lines
             });
@@ -350,21 +327,27 @@ impl DrainTask {
 
     /// Returns the nodes that are being drained, were being drained, or have marked guests.
     fn nodes(&self) -> BTreeMap<String, NodeMarks> {
-        let configuration = self.launchers.configuration.get();
+        let configuration = self.context.launchers.configuration.get();
         let mut nodes = BTreeMap::new();
-        self.launchers.nodes.nodes.shown().for_each(|key, node| {
+        self.context.launchers.nodes.nodes.shown().for_each(|key, node| {
             let marks = NodeMarks::of(node, &configuration.migrations.drain_taint_key);
             if marks != NodeMarks::default() || Reports::is_noteworthy(node) {
                 nodes.insert(key.name.to_string(), marks);
             }
         });
-        self.launchers.nodes.hypervisors.shown().for_each(|key, hypervisor| {
-            if hypervisor.status.as_ref().is_some_and(|status| status.drain.is_some()) {
-                nodes.entry(key.name.to_string()).or_default();
-            }
-        });
-        for key in self.instances.marked() {
+        self.context
+            .launchers
+            .nodes
+            .hypervisors
+            .shown()
+            .for_each(|key, hypervisor| {
+                if hypervisor.status.as_ref().is_some_and(|status| status.drain.is_some()) {
+                    nodes.entry(key.name.to_string()).or_default();
+                }
+            });
+        for key in self.context.instances.marked() {
             if let Some(node) = self
+                .context
                 .instances
                 .get(&key)
                 .as_deref()
@@ -377,10 +360,10 @@ impl DrainTask {
     }
 
     fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> NodeObjects {
-        let keys = self.instances.on_node(&name);
+        let keys = self.context.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
-            let instance = self.instances.objects.newest(key)?;
-            is_of_drain(&instance, &name).then(|| (instance, self.migrations.of_instance(key)))
+            let instance = self.context.instances.objects.newest(key)?;
+            is_of_drain(&instance, &name).then(|| (instance, self.context.migrations.of_instance(key)))
         });
         let instances = instances.collect();
         let evictable = self.pods.of(&name).filter(|_| self.pods.is_clear(&name));
@@ -389,7 +372,7 @@ impl DrainTask {
             instances,
             arriving,
             evictable: evictable.map(|pods| pods.iter().filter(|pod| node_conditions::counts(pod)).count()),
-            hypervisor: self.launchers.nodes.hypervisors.newest(&Key::cluster(&name)),
+            hypervisor: self.context.launchers.nodes.hypervisors.newest(&Key::cluster(&name)),
             name,
         }
     }
@@ -397,7 +380,7 @@ impl DrainTask {
     /// Returns the number of guests that are about to arrive, by node.
     fn arriving(&self) -> BTreeMap<String, usize> {
         let mut arriving = BTreeMap::new();
-        for migration in self.migrations.unfinished() {
+        for migration in self.context.migrations.unfinished() {
             if let Some(node) = target(&migration).and_then(|side| side.node.clone()) {
                 *arriving.entry(node).or_default() += 1;
             }
@@ -407,11 +390,14 @@ impl DrainTask {
 
     fn draining<'a>(&self, observed: &'a NodeObjects) -> DrainingNode<'a> {
         let guests = observed.instances.iter().map(|(instance, migrations)| DrainedGuest {
-            refused: self.refusals.of(&RefusedStep::Drain(Key::of(instance)), clock::now()),
+            refused: self
+                .context
+                .refusals
+                .of(&RefusedStep::Drain(Key::of(instance)), clock::now()),
             circumstances: evacuation_request::evacuation(instance)
                 .and_then(|mark| mark.last_failure.as_ref())
-                .map(|_| self.circumstances.of(&self.launchers, instance)),
-            ..guest(&self.launchers, instance, migrations.clone())
+                .map(|_| self.circumstances.of(&self.context.launchers, instance)),
+            ..guest(&self.context.launchers, instance, migrations.clone())
         });
         let status = observed
             .hypervisor
@@ -489,7 +475,7 @@ impl DrainTask {
                     refused = status.message,
                     "the API server refused a step of a drain, retrying"
                 );
-                self.refusals.note(drain, &status.message, clock::now());
+                self.context.refusals.note(drain, &status.message, clock::now());
                 self.changed.notify();
                 return Ok(());
             }
@@ -498,14 +484,14 @@ impl DrainTask {
             Err(error) => return Err(error),
             Ok(()) => {}
         }
-        self.refusals.forget(&drain);
+        self.context.refusals.forget(&drain);
         Ok(())
     }
 
     /// Returns the newest state of an instance. Returns `None` if its evacuation request has changed since the plan,
     /// because another plan follows then.
     fn unchanged(&self, key: &Key, planned: Option<&VirtualMachineInstance>) -> Option<VirtualMachineInstance> {
-        let newest = self.instances.objects.newest(key)?;
+        let newest = self.context.instances.objects.newest(key)?;
         if planned.is_some_and(|planned| is_same_request(planned, &newest)) {
             return Some(newest);
         }
@@ -524,8 +510,8 @@ impl DrainTask {
             return Ok(());
         };
         let mark = EvacuationRequest { node, evacuation };
-        let stored = mark.set(&self.api(key), &instance, false).await?;
-        self.instances.objects.remember(key, stored);
+        let stored = mark.set(&self.context.api(key), &instance, false).await?;
+        self.context.instances.objects.remember(key, stored);
         info!(vmi = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "instance marked to leave its node");
         Ok(())
     }
@@ -538,12 +524,13 @@ impl DrainTask {
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
             let parameters = PatchParams::default();
-            self.api(key)
+            self.context
+                .api::<VirtualMachineInstance>(key)
                 .patch(&key.name, &parameters, &Patch::Merge(patch))
                 .await?;
         }
-        let stored = evacuation_requests::remove_from(&self.api(key), &instance).await?;
-        self.instances.objects.remember(key, stored);
+        let stored = evacuation_requests::remove_from(&self.context.api(key), &instance).await?;
+        self.context.instances.objects.remember(key, stored);
         info!(vmi = %key, "instance no longer marked to leave its node");
         Ok(())
     }
@@ -551,7 +538,7 @@ impl DrainTask {
     async fn migrate(&self, key: &Key, node: &str, priority: MigrationPriority, order: usize) -> kube::Result<()> {
         // The request to leave the node may have been withdrawn since the plan was made.
         let is_marked = |instance: &VirtualMachineInstance| evacuation_request::of(instance) == Some(node);
-        let Some(instance) = self.instances.objects.newest(key).filter(is_marked) else {
+        let Some(instance) = self.context.instances.objects.newest(key).filter(is_marked) else {
             return Ok(());
         };
         let evacuation = EvacuationMigration {
@@ -559,23 +546,25 @@ impl DrainTask {
             node,
             priority,
             order,
-            circumstances: &self.circumstances.of(&self.launchers, &instance),
+            circumstances: &self.circumstances.of(&self.context.launchers, &instance),
         };
-        match evacuation.create(&self.migrations_in(key)).await {
+        match evacuation.create(&self.context.api(key)).await {
             Ok(CreationOutcome::Made(made)) => {
                 let name = made.name_any();
                 info!(migration = %Key::of(&made), migration_uid = made.metadata.uid, vmi = %key, node, "migration created for the drain of a node");
-                self.migrations.remember_made(made);
+                self.context.migrations.remember_made(made);
                 self.events.record(
                     &instance,
                     Severity::Normal,
                     "SuccessfulCreate",
-                    &format!("Created Migration {name}"),
+                    format!("Created Migration {name}"),
                 );
                 Ok(())
             }
             Ok(CreationOutcome::WasMade(found)) => {
-                found.into_iter().for_each(|found| self.migrations.remember_made(found));
+                found
+                    .into_iter()
+                    .for_each(|found| self.context.migrations.remember_made(found));
                 Ok(())
             }
             Err(error) => {
@@ -592,10 +581,11 @@ impl DrainTask {
 
     async fn cancel_migration(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<()> {
         let parameters = deleting(Some(uid.into()));
-        let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), namespace);
+        let key = Key::namespaced(namespace, name);
+        let api = self.context.api::<VirtualMachineInstanceMigration>(&key);
         api.delete(name, &parameters).await?;
         info!(
-            migration = format!("{namespace}/{name}"),
+            migration = %key,
             migration_uid = uid,
             "migration canceled: no request to leave the node is left"
         );
@@ -603,7 +593,7 @@ impl DrainTask {
     }
 
     async fn report(&self, report: &DrainReport) -> kube::Result<()> {
-        let nodes = &self.launchers.nodes;
+        let nodes = &self.context.launchers.nodes;
         let key = Key::cluster(&report.node);
         if let Some(hypervisor) = nodes.hypervisors.newest(&key) {
             self.remember(self.reports.drain(&hypervisor, report).await?);
@@ -619,16 +609,12 @@ impl DrainTask {
     /// Records a stored report until the watch shows it.
     fn remember(&self, stored: Option<Hypervisor>) {
         if let Some(stored) = stored {
-            self.launchers.nodes.hypervisors.remember(&Key::of(&stored), stored);
+            self.context
+                .launchers
+                .nodes
+                .hypervisors
+                .remember(&Key::of(&stored), stored);
         }
-    }
-
-    fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        api_of(&self.client, key)
-    }
-
-    fn migrations_in(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
-        api_of(&self.client, key)
     }
 }
 

@@ -26,25 +26,23 @@ use drydock_core::{
     placement::{self, Targets},
 };
 use drydock_runtime::{
-    EventRecorder, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, apply_status, clock, is_refusal,
+    EventRecorder, Key, Process, Requeue, Severity, Trigger, WorkQueue, apply_status, clock, is_refusal,
     lease::Leadership, version_of,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
-use kube::{Api, Client, ResourceExt, api::Patch};
+use kube::{ResourceExt, api::Patch};
 use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info;
 
 use crate::{
-    instances::Instances,
-    launchers::{Launchers, PodDeletion, PodPurpose},
-    liveness_task::UnresponsiveAgents,
-    migrations::Migrations,
+    guest_context::GuestContext,
+    launchers::{PodDeletion, PodPurpose},
     nodes::NodePair,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::{api_of, patching, with_finalizer, without_finalizer},
+    requests::{patching, with_finalizer, without_finalizer},
 };
 
 /// Maximum number of instances that are reconciled concurrently.
@@ -59,13 +57,8 @@ const INSTANCES_PER_SWEEP: usize = 1000;
 
 /// Reconciles all instances.
 pub(crate) struct InstanceTask {
-    client: Client,
-    instances: Instances,
-    migrations: Migrations,
-    launchers: Launchers,
-    unresponsive_agents: UnresponsiveAgents,
+    context: GuestContext,
     events: EventRecorder,
-    refusals: StepRefusals,
     probed_pods: ProbedPods,
 }
 
@@ -93,23 +86,10 @@ impl ProbedPods {
 
 impl InstanceTask {
     /// Creates the task with these caches.
-    pub(crate) fn new(
-        client: Client,
-        instances: Instances,
-        migrations: Migrations,
-        launchers: Launchers,
-        unresponsive_agents: UnresponsiveAgents,
-        events: Events,
-        refusals: StepRefusals,
-    ) -> Self {
+    pub(crate) fn new(context: GuestContext) -> Self {
         Self {
-            client,
-            instances,
-            migrations,
-            launchers,
-            unresponsive_agents,
-            events: events.recorder("Reconcile"),
-            refusals,
+            events: context.events.recorder("Reconcile"),
+            context,
             probed_pods: ProbedPods::default(),
         }
     }
@@ -126,7 +106,7 @@ impl InstanceTask {
         let sweeping = async {
             loop {
                 cluster_changed.notified().await;
-                work.add_pages(|last, count| self.instances.unfinished_after(last, count))
+                work.add_pages(|last, count| self.context.instances.unfinished_after(last, count))
                     .await;
                 // Nodes change in bursts, such as when agents apply a configuration or a zone comes back.
                 clock::sleep_until_instant(Some(clock::Instant::now() + SWEEP_PAUSE)).await;
@@ -150,11 +130,14 @@ impl InstanceTask {
     async fn follow_rooms(&self, work: &WorkQueue) {
         let mut last = None;
         loop {
-            let part = self.instances.unfinished_after(last.as_ref(), INSTANCES_PER_SWEEP);
+            let part = self
+                .context
+                .instances
+                .unfinished_after(last.as_ref(), INSTANCES_PER_SWEEP);
             let Some(end) = part.last() else { return };
             last = Some(end.clone());
             // Instances that are being evicted may have to be shut down.
-            for key in self.instances.marked().into_iter().chain(part) {
+            for key in self.context.instances.marked().into_iter().chain(part) {
                 work.add(key);
             }
             clock::sleep_until_instant(Some(clock::Instant::now() + ROOMS_PAUSE)).await;
@@ -212,29 +195,29 @@ impl Reconciler for InstanceTask {
     type Plan = InstancePlan;
 
     async fn observe(&self, key: &Key) -> Result<Option<InstanceObservation>, ReconcileError> {
-        let Some(instance) = self.instances.objects.newest(key) else {
+        let Some(instance) = self.context.instances.objects.newest(key) else {
             self.probed_pods.forget(key);
             return Ok(None);
         };
-        let pods = self.launchers.of(&instance);
+        let pods = self.context.launchers.of(&instance);
         let status = instance.status.as_ref();
         let here = status.and_then(|status| status.node_name.as_deref());
-        let migrations = self.migrations.newest_of_instance(key);
+        let migrations = self.context.migrations.newest_of_instance(key);
         let (node, other_nodes) = self.states(&instance, &pods, &migrations).await?;
         let now = clock::now();
         let mut observed = InstanceObservation {
             now,
-            unresponsive: here.is_some_and(|node| self.unresponsive_agents.contains(node)),
+            unresponsive: here.is_some_and(|node| self.context.launchers.nodes.unresponsive_agents.contains(node)),
             confirmed: false,
             migrations,
             node,
             other_nodes,
-            claims: self.launchers.claims.of(&instance),
-            unmounted: self.launchers.unmounted(&pods),
+            claims: self.context.launchers.claims.of(&instance),
+            unmounted: self.context.launchers.unmounted(&pods),
             pending: self.pending(&instance, &pods, now).await,
             misfit: None,
             targets: None,
-            requirements_digest: may_be_obsolete(&pods).then(|| self.launchers.requirements_digest(&instance)),
+            requirements_digest: may_be_obsolete(&pods).then(|| self.context.launchers.requirements_digest(&instance)),
             failed_create: None,
             instance,
             pods,
@@ -255,7 +238,7 @@ impl Reconciler for InstanceTask {
         plan: InstancePlan,
     ) -> Result<Executed, ReconcileError> {
         if plan.confirm {
-            observed.pods = self.launchers.list(&observed.instance).await?;
+            observed.pods = self.context.launchers.list(&observed.instance).await?;
             observed.confirmed = true;
             return Ok(Executed::Replan);
         }
@@ -286,16 +269,12 @@ impl Reconciler for InstanceTask {
 
 impl Queued for InstanceTask {
     async fn all(&self) -> Vec<Key> {
-        tokio::join!(
-            self.instances.wait_until_synced(),
-            self.migrations.wait_until_synced(),
-            self.launchers.wait_until_synced()
-        );
-        self.instances.keys()
+        self.context.wait_until_synced().await;
+        self.context.instances.keys()
     }
 
     fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
-        Some((&self.refusals, RefusedStep::Pod(key.clone())))
+        Some((&self.context.refusals, RefusedStep::Pod(key.clone())))
     }
 }
 
@@ -304,7 +283,7 @@ impl InstanceTask {
     async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> StartingPod {
         let phase = instance.phase();
         match pods {
-            [pod] if phase.unwrap_or_default() < Phase::Running => self.launchers.pending(pod, now).await,
+            [pod] if phase.unwrap_or_default() < Phase::Running => self.context.launchers.pending(pod, now).await,
             _ => StartingPod::default(),
         }
     }
@@ -316,7 +295,7 @@ impl InstanceTask {
         pods: &[Arc<Pod>],
         migrations: &[Arc<VirtualMachineInstanceMigration>],
     ) -> kube::Result<(NodeState, Vec<(String, NodeState)>)> {
-        let nodes = &self.launchers.nodes;
+        let nodes = &self.context.launchers.nodes;
         let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
         let node = match here {
             Some(name) => nodes.state(name).await?,
@@ -328,10 +307,6 @@ impl InstanceTask {
             states.push((name, state));
         }
         Ok((node, states))
-    }
-
-    fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        api_of(&self.client, key)
     }
 
     /// Returns the reason why no node can run an instance whose pod has no node. For a running instance, also returns
@@ -350,17 +325,17 @@ impl InstanceTask {
         if !running && !unplaced {
             return (None, None);
         }
-        let (nodes, rooms) = (&self.launchers.nodes, &self.launchers.rooms);
+        let (nodes, rooms) = (&self.context.launchers.nodes, &self.context.launchers.rooms);
         let own: Vec<Key> = pods.iter().map(|pod| Key::of(pod.as_ref())).collect();
         let here = moved_to.or_else(|| status.and_then(|status| status.node_name.as_deref()));
         let here = here.filter(|_| running).and_then(|name| nodes.pair(name));
         let source = here.as_ref().map(NodePair::view);
-        let mut requirements = self.launchers.requirements(&instance.spec, source.as_ref());
+        let mut requirements = self.context.launchers.requirements(&instance.spec, source.as_ref());
         requirements.priority = rooms.priority(&own);
-        requirements.volumes = self.launchers.claims.bound(instance);
+        requirements.volumes = self.context.launchers.claims.bound(instance);
         let pairs = nodes.pairs();
         let views = pairs.iter().map(|pair| rooms.complete(pair.view(), &own));
-        let rules = self.launchers.rules(instance, pods, &requirements, || {
+        let rules = self.context.launchers.rules(instance, pods, &requirements, || {
             pairs.iter().map(NodePair::view).collect()
         });
         if !running {
@@ -412,7 +387,8 @@ impl InstanceTask {
                 }
                 InstanceStep::AnnotateEviction { name, uid, in_progress } => {
                     let value = in_progress.then_some(BY_DRYDOCK);
-                    self.launchers
+                    self.context
+                        .launchers
                         .annotate(instance, (name, uid), EVICTION_IN_PROGRESS, value)
                         .await?;
                 }
@@ -450,6 +426,7 @@ impl InstanceTask {
         patch["metadata"]["uid"] = json!(instance.uid());
         patch["metadata"]["resourceVersion"] = json!(instance.resource_version());
         let stored = self
+            .context
             .api(key)
             .patch(&instance.name_any(), &patching(), &Patch::Merge(patch))
             .await?;
@@ -464,14 +441,14 @@ impl InstanceTask {
             .metadata
             .resource_version
             .clone_from(&stored.metadata.resource_version);
-        self.instances.objects.remember(key, stored);
+        self.context.instances.objects.remember(key, stored);
     }
 
     async fn add_finalizer(&self, key: &Key, instance: &mut VirtualMachineInstance) -> kube::Result<()> {
         let finalizers = with_finalizer(instance, FINALIZER);
         let mut patch = json!({"metadata": {"finalizers": finalizers}});
         // Defaults for fields that the manifest omits. Admission sets them, unless the webhook could not be reached.
-        let whole = self.launchers.whole(instance);
+        let whole = self.context.launchers.whole(instance);
         if whole != instance.spec {
             patch["spec"] = json!(whole);
         }
@@ -484,7 +461,7 @@ impl InstanceTask {
         match self.merge(key, instance, patch).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => {
-                self.instances.objects.forget(key);
+                self.context.instances.objects.forget(key);
                 result
             }
         }
@@ -500,7 +477,7 @@ impl InstanceTask {
         cause: &str,
     ) -> kube::Result<()> {
         let namespace = key.namespace.as_deref().unwrap_or_default();
-        if self.launchers.delete(namespace, name, deletion).await? {
+        if self.context.launchers.delete(namespace, name, deletion).await? {
             info!(vmi = %key, pod = name, "pod deleted{cause}");
             let note = format!("Deleted virtual machine pod {name}{cause}");
             self.events.record(instance, Severity::Normal, "SuccessfulDelete", note);
@@ -509,7 +486,7 @@ impl InstanceTask {
     }
 
     async fn create_pod(&self, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let (pod, made) = self.launchers.create(instance, PodPurpose::Start).await?;
+        let (pod, made) = self.context.launchers.create(instance, PodPurpose::Start).await?;
         if made {
             let name = pod.name_any();
             let note = format!("Created virtual machine pod {name}");
@@ -531,7 +508,7 @@ impl InstanceTask {
         if self.probed_pods.has(key, uid) {
             return Ok(());
         }
-        match self.launchers.run_beside(instance, name, uid, containers).await {
+        match self.context.launchers.run_beside(instance, name, uid, containers).await {
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 let why = &status.message;
                 info!(
@@ -563,7 +540,7 @@ impl InstanceTask {
         wanted: &VirtualMachineInstanceStatus,
     ) -> kube::Result<()> {
         let metadata = version_of(instance);
-        let stored = apply_status(&self.api(key), metadata, CONTROLLER_FIELD_MANAGER, wanted).await?;
+        let stored = apply_status(&self.context.api(key), metadata, CONTROLLER_FIELD_MANAGER, wanted).await?;
         self.written(key, instance, stored);
         Ok(())
     }

@@ -12,23 +12,20 @@ use drydock_api::{
 };
 use drydock_core::machine::{InstanceDeletion, MachinePlan, ObservedMachine, plan};
 use drydock_runtime::{
-    AssumeCache, CacheChange, EventRecorder, Events, Key, ListMode, Process, Requeue, Severity, Watch, WatchStarter,
-    WorkQueue, apply_status, clock, is_refusal, lease::Leadership, version_of,
+    AssumeCache, CacheChange, EventRecorder, Key, ListMode, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue,
+    apply_status, clock, is_refusal, lease::Leadership, version_of,
 };
 use jiff::Timestamp;
-use kube::{Api, Client, ResourceExt, api::Patch};
+use kube::{Client, ResourceExt, api::Patch};
 use serde_json::json;
 use tracing::info;
 
 use crate::{
-    instances::Instances,
-    migrations::Migrations,
+    guest_context::GuestContext,
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::{
-        api_of, deleting, patching, unless_changed, unless_missing, with_finalizer, without_finalizer, writing,
-    },
+    requests::{deleting, patching, unless_changed, unless_missing, with_finalizer, without_finalizer, writing},
 };
 
 /// Maximum number of machines that are reconciled concurrently.
@@ -36,12 +33,9 @@ pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
 
 /// Reconciles all machines.
 pub(crate) struct MachineTask {
-    client: Client,
+    context: GuestContext,
     machines: AssumeCache<VirtualMachine>,
-    instances: Instances,
-    migrations: Migrations,
     events: EventRecorder,
-    refusals: StepRefusals,
 }
 
 /// Starts watching all machines; `on_change` is called with each change.
@@ -57,23 +51,13 @@ pub(crate) fn watch_machines(
 }
 
 impl MachineTask {
-    /// Creates the task with these caches. Its queue also needs the keys of changed `instances`, and the keys of
+    /// Creates the task with these caches. Its queue also needs the keys of changed instances, and the keys of
     /// instances whose migration begins or ends. Each of them concerns the machine with the same key.
-    pub(crate) fn new(
-        client: Client,
-        machines: AssumeCache<VirtualMachine>,
-        instances: Instances,
-        migrations: Migrations,
-        events: Events,
-        refusals: StepRefusals,
-    ) -> Self {
+    pub(crate) fn new(context: GuestContext, machines: AssumeCache<VirtualMachine>) -> Self {
         Self {
+            events: context.events.recorder("Reconcile"),
+            context,
             machines,
-            client,
-            instances,
-            migrations,
-            events: events.recorder("Reconcile"),
-            refusals,
         }
     }
 
@@ -103,12 +87,12 @@ impl Reconciler for MachineTask {
         let Some(machine) = self.machines.newest(key) else {
             return Ok(None);
         };
-        let instance = self.instances.get(key);
+        let instance = self.context.instances.get(key);
         let uid = instance
             .as_ref()
             .and_then(|instance| instance.uid())
             .unwrap_or_default();
-        if self.instances.is_deleted(&uid) {
+        if self.context.instances.is_deleted(&uid) {
             // The watch will show the deletion.
             return Ok(None);
         }
@@ -117,7 +101,7 @@ impl Reconciler for MachineTask {
             machine,
             instance,
             confirmed: false,
-            migrating: self.migrations.is_moving(key),
+            migrating: self.context.migrations.is_moving(key),
             failed_create: None,
         }))
     }
@@ -140,7 +124,7 @@ impl Reconciler for MachineTask {
         plan: MachinePlan,
     ) -> Result<Executed, ReconcileError> {
         if plan.confirm {
-            observed.instance = self.instance_api(key).get_opt(&key.name).await?.map(Arc::new);
+            observed.instance = self.context.api(key).get_opt(&key.name).await?.map(Arc::new);
             observed.confirmed = true;
             return Ok(Executed::Replan);
         }
@@ -189,26 +173,18 @@ impl Queued for MachineTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.machines.shown().wait_until_synced(),
-            self.instances.wait_until_synced(),
-            self.migrations.wait_until_synced()
+            self.context.instances.wait_until_synced(),
+            self.context.migrations.wait_until_synced()
         );
         self.machines.shown().keys()
     }
 
     fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
-        Some((&self.refusals, RefusedStep::Instance(key.clone())))
+        Some((&self.context.refusals, RefusedStep::Instance(key.clone())))
     }
 }
 
 impl MachineTask {
-    fn api(&self, key: &Key) -> Api<VirtualMachine> {
-        api_of(&self.client, key)
-    }
-
-    fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        api_of(&self.client, key)
-    }
-
     /// Replaces the finalizers if the machine has not changed since it was observed.
     async fn write_finalizers(
         &self,
@@ -222,6 +198,7 @@ impl MachineTask {
             "finalizers": finalizers,
         }});
         let stored = self
+            .context
             .api(key)
             .patch(&key.name, &patching(), &Patch::Merge(patch))
             .await?;
@@ -240,7 +217,7 @@ impl MachineTask {
             "metadata": {"uid": machine.uid(), "resourceVersion": machine.resource_version()},
             "spec": spec,
         });
-        let api = self.api(key);
+        let api = self.context.api(key);
         let stored = api.patch(&key.name, &patching(), &Patch::Merge(patch)).await?;
         self.remember(key, machine, stored);
         Ok(())
@@ -259,7 +236,7 @@ impl MachineTask {
             status["stateChangeRequests"] = json!([]);
         }
         let metadata = version_of(machine);
-        let stored = apply_status(&self.api(key), metadata, CONTROLLER_FIELD_MANAGER, status).await?;
+        let stored = apply_status(&self.context.api(key), metadata, CONTROLLER_FIELD_MANAGER, status).await?;
         self.remember(key, machine, stored);
         Ok(())
     }
@@ -271,11 +248,15 @@ impl MachineTask {
 
     async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &InstanceDeletion) -> kube::Result<()> {
         let parameters = deleting(Some(deletion.uid.clone()));
-        let response = self.instance_api(key).delete(&key.name, &parameters).await;
+        let response = self
+            .context
+            .api::<VirtualMachineInstance>(key)
+            .delete(&key.name, &parameters)
+            .await;
         if unless_changed(response)?.is_some() {
             let why = deletion.why.as_str();
             info!(vm = %key, why, "instance deleted");
-            self.instances.deleted(key, &deletion.uid);
+            self.context.instances.deleted(key, &deletion.uid);
             let note = format!(
                 "Stopped the virtual machine by deleting the virtual machine instance {}: {why}",
                 key.name
@@ -292,10 +273,10 @@ impl MachineTask {
         machine: &VirtualMachine,
         instance: &VirtualMachineInstance,
     ) -> Result<Option<String>, ReconcileError> {
-        match self.instance_api(key).create(&writing(), instance).await {
+        match self.context.api(key).create(&writing(), instance).await {
             Ok(made) => {
                 info!(vm = %key, "instance created");
-                self.instances.created(made);
+                self.context.instances.created(made);
                 let note = format!(
                     "Started the virtual machine by creating the new virtual machine instance {}",
                     key.name

@@ -10,6 +10,7 @@ mod drain_task;
 mod evacuation_requests;
 #[cfg(test)]
 mod fake_cluster;
+mod guest_context;
 mod in_force_task;
 mod instance_task;
 mod instances;

@@ -35,26 +35,25 @@ use drydock_core::{
     },
 };
 use drydock_runtime::{
-    EventRecorder, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
+    EventRecorder, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
     list_readable,
 };
 use execution::{After, Execution};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, ResourceExt, core::Status};
+use kube::{ResourceExt, core::Status};
 use observe::ObservedMigration;
 use slot_scheduler::SlotScheduler;
 use tracing::{info, warn};
 use trimming::Trimming;
 
 use crate::{
-    instances::Instances,
-    launchers::{Launchers, PodDeletion, PodPurpose},
-    migrations::{Migrations, instance_of},
+    guest_context::GuestContext,
+    launchers::{PodDeletion, PodPurpose},
+    migrations::instance_of,
     nodes::NodePair,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
-    refusals::{RefusedStep, StepRefusals},
-    requests::api_of,
+    refusals::RefusedStep,
 };
 pub(crate) use metrics::SlotMetrics;
 
@@ -63,39 +62,22 @@ pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
 
 /// Reconciles all migrations.
 pub(crate) struct MigrationTask {
-    client: Client,
-    migrations: Migrations,
-    instances: Instances,
-    launchers: Launchers,
+    context: GuestContext,
     events: EventRecorder,
     deadlines: PhaseDeadlines,
     turns: SlotScheduler,
-    refusals: StepRefusals,
     trimming: Trimming,
     work: WorkQueue,
 }
 
 impl MigrationTask {
-    /// Creates the task with these caches. `refusals` are those of the process, `work` is the queue of migrations to
-    /// reconcile.
-    pub(crate) fn new(
-        client: Client,
-        migrations: Migrations,
-        instances: Instances,
-        launchers: Launchers,
-        events: Events,
-        deadlines: PhaseDeadlines,
-        (refusals, work): (StepRefusals, WorkQueue),
-    ) -> Self {
+    /// Creates the task with these caches. `work` is the queue of migrations to reconcile.
+    pub(crate) fn new(context: GuestContext, deadlines: PhaseDeadlines, work: WorkQueue) -> Self {
         Self {
-            client,
-            migrations,
-            instances,
-            launchers,
-            events: events.recorder("Migrate"),
+            events: context.events.recorder("Migrate"),
+            context,
             deadlines,
             turns: SlotScheduler::default(),
-            refusals,
             trimming: Trimming::new(),
             work,
         }
@@ -103,7 +85,7 @@ impl MigrationTask {
 
     /// Exports the slots of migrations in `metrics` while this process leads.
     pub(crate) fn export(&self, metrics: &SlotMetrics, leadership: &Leadership) {
-        let configuration = self.launchers.configuration.clone();
+        let configuration = self.context.launchers.configuration.clone();
         metrics.watch(self.turns.clone(), configuration, leadership.clone());
     }
 
@@ -115,7 +97,7 @@ impl MigrationTask {
             loop {
                 cluster_changed.notified().await;
                 self.turn();
-                for migration in self.migrations.depending_on_nodes() {
+                for migration in self.context.migrations.depending_on_nodes() {
                     self.work.add(migration);
                 }
             }
@@ -138,9 +120,9 @@ impl MigrationTask {
     async fn begin(&self) {
         self.trimming.active();
         tokio::join!(
-            self.migrations.wait_until_synced(),
-            self.instances.wait_until_synced(),
-            self.launchers.wait_until_synced()
+            self.context.migrations.wait_until_synced(),
+            self.context.instances.wait_until_synced(),
+            self.context.launchers.wait_until_synced()
         );
         self.rebuild_slots().await;
     }
@@ -150,13 +132,13 @@ impl MigrationTask {
     async fn rebuild_slots(&self) {
         let mut pause = drydock_runtime::Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         loop {
-            match list_readable::<VirtualMachineInstanceMigration>(self.client.clone()).await {
+            match list_readable::<VirtualMachineInstanceMigration>(self.context.client.clone()).await {
                 Ok(migrations) => {
                     let found = migrations
                         .iter()
                         .filter_map(|migration| self.entry(migration))
                         .collect();
-                    let limits = self.launchers.configuration.get().migrations.clone();
+                    let limits = self.context.launchers.configuration.get().migrations.clone();
                     self.enqueue(self.turns.begin(found, &limits, clock::now()));
                     return;
                 }
@@ -173,8 +155,8 @@ impl MigrationTask {
         &self,
         migration: &VirtualMachineInstanceMigration,
     ) -> (Option<Arc<VirtualMachineInstance>>, Vec<Arc<Pod>>) {
-        let instance = self.instances.get(&instance_of(&Key::of(migration), migration));
-        let pods = instance.as_ref().map(|instance| self.launchers.of(instance));
+        let instance = self.context.instances.get(&instance_of(&Key::of(migration), migration));
+        let pods = instance.as_ref().map(|instance| self.context.launchers.of(instance));
         (instance, pods.unwrap_or_default())
     }
 
@@ -193,7 +175,11 @@ impl MigrationTask {
 
     /// Returns the migrations of the same instance that have been queued but have not begun.
     fn queued_beside(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> Vec<Key> {
-        let all = self.migrations.of_instance(&instance_of(key, migration)).into_iter();
+        let all = self
+            .context
+            .migrations
+            .of_instance(&instance_of(key, migration))
+            .into_iter();
         all.filter(|other| MigrationRecord::of(other).is_queued())
             .map(|other| Key::of(other.as_ref()))
             .collect()
@@ -207,7 +193,7 @@ impl MigrationTask {
         let Some(migration) = migration else {
             self.turns.missing(&key.to_string());
             self.turn();
-            self.refusals.forget(&refused);
+            self.context.refusals.forget(&refused);
             return;
         };
         let uid = migration.uid().unwrap_or_default();
@@ -227,14 +213,14 @@ impl MigrationTask {
             self.turn();
         }
         if over || rejected::has_pod(migration, &self.shown(migration).1) {
-            self.refusals.forget(&refused);
+            self.context.refusals.forget(&refused);
         }
     }
 
     /// Grants places (permissions to have a target pod) and slots to the next migrations, and enqueues these
     /// migrations.
     fn turn(&self) {
-        let limits = self.launchers.configuration.get().migrations.clone();
+        let limits = self.context.launchers.configuration.get().migrations.clone();
         self.enqueue(self.turns.grant(&limits, clock::now()));
     }
 
@@ -266,7 +252,7 @@ impl Reconciler for MigrationTask {
     type Plan = MigrationPlan;
 
     async fn observe(&self, key: &Key) -> Result<Option<MigrationObservation>, ReconcileError> {
-        let newest = self.migrations.objects.newest(key);
+        let newest = self.context.migrations.objects.newest(key);
         self.update_queue(key, newest.as_ref());
         // A newer version has written a part of the status that this version cannot read, and continues with it. This
         // version could not write the part back unchanged.
@@ -322,7 +308,7 @@ impl Queued for MigrationTask {
     async fn all(&self) -> Vec<Key> {
         self.begin().await;
         let mut keys = Vec::new();
-        self.migrations.for_each(|key, _| keys.push(key.clone()));
+        self.context.migrations.for_each(|key, _| keys.push(key.clone()));
         keys
     }
 }
@@ -346,7 +332,7 @@ impl MigrationTask {
             match step {
                 ClusterStep::Confirm => {
                     let Some(instance) = &observed.instance else { break };
-                    observed.pods = self.launchers.list(instance).await?;
+                    observed.pods = self.context.launchers.list(instance).await?;
                     observed.pods_confirmed = true;
                     after = After::Plan;
                 }
@@ -355,7 +341,7 @@ impl MigrationTask {
                     match self.create_pod(migration, instance).await {
                         Ok(pod) => {
                             observed.pods.push(pod);
-                            self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
+                            self.context.refusals.forget(&RefusedStep::TargetPod(key.clone()));
                             after = After::Plan;
                         }
                         Err(kube::Error::Api(status)) if is_refusal(&status) => {
@@ -425,15 +411,15 @@ impl MigrationTask {
     /// is unknown.
     fn sides(&self, observed: &ObservedMigration) -> Option<Sides> {
         let instance = observed.instance.as_ref()?;
-        let source = self.launchers.nodes.pair(instance.node_name()?);
-        let settings = &self.launchers.configuration.get().migrations;
+        let source = self.context.launchers.nodes.pair(instance.node_name()?);
+        let settings = &self.context.launchers.configuration.get().migrations;
         let view = source.as_ref().map(NodePair::view);
         Sides::of(&observed.migration, instance, &observed.pods, view.as_ref(), settings)
     }
 
     /// Returns the last refusal of a migration's target pod.
     fn refused_step(&self, key: &Key, now: Timestamp) -> Option<DrainRefusal> {
-        self.refusals.of(&RefusedStep::TargetPod(key.clone()), now)
+        self.context.refusals.of(&RefusedStep::TargetPod(key.clone()), now)
     }
 
     /// Handles a refusal of a migration's target pod. The condition reports the reason until there is a pod, and other
@@ -450,7 +436,8 @@ impl MigrationTask {
             self.events
                 .record(migration, Severity::Warning, "FailedCreate", status.message.as_str());
         }
-        self.refusals
+        self.context
+            .refusals
             .note(RefusedStep::TargetPod(key.clone()), &status.message, now);
         let uid = migration.uid().unwrap_or_default();
         self.turns.withdraw(&uid);
@@ -465,22 +452,23 @@ impl MigrationTask {
     ) -> kube::Result<Arc<Pod>> {
         let instance = for_target_pod(instance, migration);
         let (uid, name) = (migration.uid().unwrap_or_default(), migration.name_any());
-        let earlier = self.migrations.of_instance(&Key::of(&instance));
-        let limits = self.launchers.configuration.get().migrations.clone();
+        let earlier = self.context.migrations.of_instance(&Key::of(&instance));
+        let limits = self.context.launchers.configuration.get().migrations.clone();
         let mut avoided = self.turns.full_targets(&limits);
-        avoided.extend(self.launchers.reserved.for_others(&Key::of(&instance)));
+        avoided.extend(self.context.launchers.reserved.for_others(&Key::of(&instance)));
         let arrival = PodPurpose::Arrival(TargetPodInput {
             uid: &uid,
             name: &name,
-            rejected: rejected::count(migration, &self.launchers.of(&instance)),
+            rejected: rejected::count(migration, &self.context.launchers.of(&instance)),
             by_manifest: image_identity::may_be_unobtainable(&earlier),
             avoided: &avoided,
             leaving: &self
+                .context
                 .launchers
                 .nodes
                 .leaving(&limits.drain_taint_key, &instance.spec.tolerations),
         });
-        let (pod, made) = self.launchers.create(&instance, arrival).await?;
+        let (pod, made) = self.context.launchers.create(&instance, arrival).await?;
         if made {
             let name = pod.name_any();
             info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, pod = name, "target pod created");
@@ -498,16 +486,17 @@ impl MigrationTask {
         let namespace = migration.namespace().unwrap_or_default();
         let name = pod.name_any();
         let uid = pod.uid().unwrap_or_default();
-        if self.launchers.delete(&namespace, &name, PodDeletion::of(&uid)).await? {
+        if self
+            .context
+            .launchers
+            .delete(&namespace, &name, PodDeletion::of(&uid))
+            .await?
+        {
             let note = format!("Deleted migration target pod {name}");
             self.events
                 .record(migration, Severity::Normal, "SuccessfulDelete", note);
         }
         Ok(())
-    }
-
-    fn api(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
-        api_of(&self.client, key)
     }
 }
 

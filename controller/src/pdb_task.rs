@@ -18,15 +18,13 @@ use drydock_runtime::{
 };
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::Client;
 use serde_json::json;
 
 use crate::{
-    instances::Instances,
-    launchers::Launchers,
+    guest_context::GuestContext,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::{api_of, unless_changed},
+    requests::unless_changed,
 };
 
 /// Maximum number of instances that are reconciled concurrently.
@@ -36,21 +34,13 @@ const FIELD_MANAGER: &str = "drydock-budgets";
 
 /// Reconciles the PDBs of all instances.
 pub(crate) struct PdbTask {
-    client: Client,
-    instances: Instances,
-    launchers: Launchers,
-    refusals: StepRefusals,
+    context: GuestContext,
 }
 
 impl PdbTask {
     /// Creates the task with these caches.
-    pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers, refusals: StepRefusals) -> Self {
-        Self {
-            client,
-            instances,
-            launchers,
-            refusals,
-        }
+    pub(crate) fn new(context: GuestContext) -> Self {
+        Self { context }
     }
 
     /// Reconciles instances while this process leads, until `process` stops. `configured` is notified of changes of the
@@ -60,7 +50,7 @@ impl PdbTask {
         let following = async {
             loop {
                 configured.notified().await;
-                work.add_pages(|last, count| self.instances.unfinished_after(last, count))
+                work.add_pages(|last, count| self.context.instances.unfinished_after(last, count))
                     .await;
             }
         };
@@ -85,11 +75,11 @@ impl Reconciler for PdbTask {
 
     async fn observe(&self, key: &Key) -> Result<Option<PdbObservation>, ReconcileError> {
         // The PDBs of a deleted instance are deleted with its pods.
-        let Some(instance) = self.instances.get(key) else {
+        let Some(instance) = self.context.instances.get(key) else {
             return Ok(None);
         };
-        let pdbs = &self.launchers.pdbs;
-        let pods = self.launchers.of(&instance).into_iter().map(|pod| PodPdbs {
+        let pdbs = &self.context.launchers.pdbs;
+        let pods = self.context.launchers.of(&instance).into_iter().map(|pod| PodPdbs {
             own: pdbs.of(&pod),
             foreign: pdbs.conflicting(&pod),
             pod,
@@ -97,7 +87,7 @@ impl Reconciler for PdbTask {
         Ok(Some(PdbObservation {
             now: clock::now(),
             pods: pods.collect(),
-            strategy: self.launchers.eviction_strategy(&instance),
+            strategy: self.context.launchers.eviction_strategy(&instance),
             instance,
         }))
     }
@@ -117,7 +107,7 @@ impl Reconciler for PdbTask {
         observed: &mut PdbObservation,
         plan: PdbPlan,
     ) -> Result<Executed, ReconcileError> {
-        let (pdbs, instance, now) = (&self.launchers.pdbs, &observed.instance, observed.now);
+        let (pdbs, instance, now) = (&self.context.launchers.pdbs, &observed.instance, observed.now);
         for pdb in &plan.delete {
             pdbs.delete(pdb).await?;
         }
@@ -148,12 +138,15 @@ impl Reconciler for PdbTask {
 
 impl Queued for PdbTask {
     async fn all(&self) -> Vec<Key> {
-        tokio::join!(self.instances.wait_until_synced(), self.launchers.wait_until_synced());
-        self.instances.keys()
+        tokio::join!(
+            self.context.instances.wait_until_synced(),
+            self.context.launchers.wait_until_synced()
+        );
+        self.context.instances.keys()
     }
 
     fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
-        Some((&self.refusals, RefusedStep::Pdb(key.clone())))
+        Some((&self.context.refusals, RefusedStep::Pdb(key.clone())))
     }
 }
 
@@ -164,7 +157,7 @@ impl PdbTask {
         instance: &VirtualMachineInstance,
         status: serde_json::Value,
     ) -> kube::Result<()> {
-        let api = api_of::<VirtualMachineInstance>(&self.client, key);
+        let api = self.context.api::<VirtualMachineInstance>(key);
         unless_changed(apply_status(&api, identity_of(instance), FIELD_MANAGER, status).await).map(drop)
     }
 }

@@ -16,24 +16,25 @@ use drydock_core::{
     replica_set::{FailedRequest, ObservedReplicaSet, ReplicaName, ReplicaSetPlan, Tried, instance_of, plan},
 };
 use drydock_runtime::{
-    AssumeCache, Cache, EventRecorder, Events, Key, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue,
-    apply_status, clock, identity_of, is_refusal, lease::Leadership,
+    AssumeCache, Cache, EventRecorder, Key, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue, apply_status,
+    clock, identity_of, is_refusal, lease::Leadership,
 };
 use futures::future::join_all;
 use jiff::Timestamp;
 use kube::{
-    Api, Client, ResourceExt,
+    ResourceExt,
     api::{ListParams, Patch},
 };
 use serde_json::json;
 use tracing::info;
 
 use crate::{
-    instances::{Instances, controller},
+    guest_context::GuestContext,
+    instances::controller,
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
-    requests::{api_of, deleting, patching, unless_missing, writing},
+    requests::{deleting, patching, unless_missing, writing},
 };
 
 /// Maximum number of replica sets that are reconciled concurrently.
@@ -43,11 +44,9 @@ const BATCH: usize = 16;
 
 /// Reconciles all replica sets.
 pub(crate) struct ReplicaSetTask {
-    client: Client,
+    context: GuestContext,
     sets: AssumeCache<VirtualMachineInstanceReplicaSet>,
-    instances: Instances,
     events: EventRecorder,
-    refusals: StepRefusals,
 }
 
 /// Error: an instance with the name to create exists, but the watch does not show it yet.
@@ -64,22 +63,14 @@ enum ReplicaOutcome {
 
 impl ReplicaSetTask {
     /// Starts watching. `work` is the queue of sets to reconcile; the caller also has to enqueue the sets that
-    /// changes of `instances` concern.
-    pub(crate) fn new(
-        client: Client,
-        watches: &WatchStarter,
-        instances: Instances,
-        events: Events,
-        (refusals, work): (StepRefusals, &WorkQueue),
-    ) -> Self {
+    /// changes of instances concern.
+    pub(crate) fn new(context: GuestContext, watches: &WatchStarter, work: &WorkQueue) -> Self {
         let queue = work.clone();
-        let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
+        let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(context.client.clone(), "replica sets");
         Self {
             sets: AssumeCache::start(watches, sets, prune, &[], move |change| queue.apply(change)),
-            client,
-            instances,
-            events: events.recorder("Reconcile"),
-            refusals,
+            events: context.events.recorder("Reconcile"),
+            context,
         }
     }
 
@@ -115,7 +106,7 @@ impl Reconciler for ReplicaSetTask {
         };
         Ok(Some(ReplicaSetObservation {
             now: clock::now(),
-            instances: self.instances.of_set(&set.uid().unwrap_or_default()),
+            instances: self.context.instances.of_set(&set.uid().unwrap_or_default()),
             set,
             confirmed: false,
             failure: None,
@@ -127,8 +118,8 @@ impl Reconciler for ReplicaSetTask {
             now: observed.now,
             set: &observed.set,
             instances: &observed.instances,
-            is_deleted: &|uid| self.instances.is_deleted(uid),
-            is_taken: &|name| self.instances.get(&key.beside(name)).is_some(),
+            is_deleted: &|uid| self.context.instances.is_deleted(uid),
+            is_taken: &|name| self.context.instances.get(&key.beside(name)).is_some(),
             confirmed: observed.confirmed,
             failure: observed.failure.as_ref(),
         })
@@ -183,13 +174,13 @@ impl Queued for ReplicaSetTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.sets.shown().wait_until_synced(),
-            self.instances.wait_until_synced()
+            self.context.instances.wait_until_synced()
         );
         self.sets.shown().keys()
     }
 
     fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
-        Some((&self.refusals, RefusedStep::Replicas(key.clone())))
+        Some((&self.context.refusals, RefusedStep::Replicas(key.clone())))
     }
 }
 
@@ -200,7 +191,12 @@ impl ReplicaSetTask {
         key: &Key,
         set: &VirtualMachineInstanceReplicaSet,
     ) -> kube::Result<Option<(VirtualMachineInstanceReplicaSet, Vec<Arc<VirtualMachineInstance>>)>> {
-        let Some(mut found) = self.set_api(key).get_opt(&key.name).await? else {
+        let Some(mut found) = self
+            .context
+            .api::<VirtualMachineInstanceReplicaSet>(key)
+            .get_opt(&key.name)
+            .await?
+        else {
             return Ok(None);
         };
         if found.uid() != set.uid() {
@@ -211,7 +207,8 @@ impl ReplicaSetTask {
         let labels =
             Selector::new(&found.spec.selector).map_or_else(|_| String::new(), |selector| selector.to_string());
         let listed = self
-            .instance_api(key)
+            .context
+            .api(key)
             .list(&ListParams::default().labels(&labels))
             .await?;
         let owned = |instance: &_| controller(instance).map(|owner| &owner.uid) == found.metadata.uid.as_ref();
@@ -244,14 +241,6 @@ impl ReplicaSetTask {
         Ok(())
     }
 
-    fn set_api(&self, key: &Key) -> Api<VirtualMachineInstanceReplicaSet> {
-        api_of(&self.client, key)
-    }
-
-    fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        api_of(&self.client, key)
-    }
-
     /// Removes the set from the owners of an instance.
     async fn release(
         &self,
@@ -260,7 +249,7 @@ impl ReplicaSetTask {
         target: &ReplicaName,
     ) -> kube::Result<()> {
         let place = key.beside(&target.name);
-        let Some(instance) = self.instances.get(&place) else {
+        let Some(instance) = self.context.instances.get(&place) else {
             return Ok(());
         };
         let uid = set.uid();
@@ -274,7 +263,7 @@ impl ReplicaSetTask {
             "resourceVersion": instance.resource_version(),
             "ownerReferences": owners,
         }});
-        let api = self.instance_api(key);
+        let api = self.context.api::<VirtualMachineInstance>(key);
         let response = api
             .patch_metadata(&target.name, &patching(), &Patch::Merge(patch))
             .await;
@@ -284,10 +273,15 @@ impl ReplicaSetTask {
     async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &ReplicaName) -> ReplicaOutcome {
         let parameters = deleting(Some(target.uid.clone()));
         let place = key.beside(&target.name);
-        match self.instance_api(key).delete(&target.name, &parameters).await {
+        match self
+            .context
+            .api::<VirtualMachineInstance>(key)
+            .delete(&target.name, &parameters)
+            .await
+        {
             Ok(_) => {
                 info!(vmirs = %key, vmi = %place, "instance deleted");
-                self.instances.deleted(&place, &target.uid);
+                self.context.instances.deleted(&place, &target.uid);
                 let note = format!(
                     "Stopped the virtual machine by deleting the virtual machine instance {}",
                     target.name
@@ -302,10 +296,10 @@ impl ReplicaSetTask {
     }
 
     async fn create(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, name: &str) -> ReplicaOutcome {
-        match self.instance_api(key).create(&writing(), &instance_of(set, name)).await {
+        match self.context.api(key).create(&writing(), &instance_of(set, name)).await {
             Ok(made) => {
                 info!(vmirs = %key, vmi = %Key::of(&made), "instance created");
-                self.instances.created(made);
+                self.context.instances.created(made);
                 let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
                 self.events.record(set, Severity::Normal, "SuccessfulCreate", note);
                 ReplicaOutcome::Done
@@ -322,7 +316,13 @@ impl ReplicaSetTask {
         set: &VirtualMachineInstanceReplicaSet,
         status: &VirtualMachineInstanceReplicaSetStatus,
     ) -> kube::Result<()> {
-        let stored = apply_status(&self.set_api(key), identity_of(set), CONTROLLER_FIELD_MANAGER, status).await;
+        let stored = apply_status(
+            &self.context.api(key),
+            identity_of(set),
+            CONTROLLER_FIELD_MANAGER,
+            status,
+        )
+        .await;
         // A set that was deleted in the meantime has no status to write.
         if let Some(stored) = unless_missing(stored)? {
             self.sets.remember(key, stored);

@@ -44,7 +44,7 @@ use drydock_core::{
 use drydock_runtime::{Key, chain, clock};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Preconditions};
 use kube::{
-    Api, Client, ResourceExt,
+    ResourceExt,
     api::{Patch, PatchParams},
     core::{
         DynamicObject,
@@ -60,13 +60,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    evacuation_requests::EvacuationRequest,
-    instances::Instances,
-    launcher_owner::owner,
-    launchers::{Launchers, PodDeletion},
-    migration_rate::MigrationRate,
-    migrations::Migrations,
-    requests::api_of,
+    evacuation_requests::EvacuationRequest, guest_context::GuestContext, launcher_owner::owner, launchers::PodDeletion,
 };
 use logged::LoggedRefusals;
 pub(crate) use metrics::HeldEvictions;
@@ -85,11 +79,7 @@ const CONFLICT: (u16, &str) = (409, "Conflict");
 /// Reviews evictions of launcher pods.
 #[derive(Clone)]
 pub(crate) struct EvictionReviews {
-    client: Client,
-    instances: Instances,
-    migrations: Migrations,
-    launchers: Launchers,
-    migration_rate: MigrationRate,
+    pub(super) context: GuestContext,
     /// Changes when the caches have changed and a held eviction may be granted.
     news: watch::Receiver<u64>,
     held: HeldEvictions,
@@ -152,21 +142,9 @@ impl EvictionVerdict {
 impl EvictionReviews {
     /// Creates a review with these caches. `news` changes when a held eviction may be granted; `held` has the permits
     /// for held evictions.
-    pub(crate) fn new(
-        client: Client,
-        instances: Instances,
-        migrations: Migrations,
-        launchers: Launchers,
-        migration_rate: MigrationRate,
-        news: watch::Receiver<u64>,
-        held: HeldEvictions,
-    ) -> Self {
+    pub(crate) fn new(context: GuestContext, news: watch::Receiver<u64>, held: HeldEvictions) -> Self {
         Self {
-            client,
-            instances,
-            migrations,
-            launchers,
-            migration_rate,
+            context,
             news,
             held,
             logged: Arc::default(),
@@ -240,7 +218,7 @@ impl EvictionReviews {
             Err(error) => return Ok(EvictionVerdict::unknown(chain(&error))),
         }
         // An instance without an eviction strategy uses the strategy of the configuration, which has to be known.
-        self.launchers.configuration.resolved().await;
+        self.context.launchers.configuration.resolved().await;
         let mut news = self.news.clone();
         news.mark_unchanged();
         let verdict = self.judge(&eviction.pod).await;
@@ -269,12 +247,12 @@ impl EvictionReviews {
         let Some(wanted) = &eviction.preconditions else {
             return Ok(None);
         };
-        let shown = self.launchers.get(&eviction.pod);
+        let shown = self.context.launchers.get(&eviction.pod);
         let is_shown = |pod: &Arc<Pod>| preconditions::conflict(wanted, pod).is_none();
         if wanted.resource_version.is_none() && shown.as_ref().is_some_and(is_shown) {
             return Ok(None);
         }
-        let pod = self.pods(&eviction.pod).get_opt(&eviction.pod.name).await?;
+        let pod = self.context.api(&eviction.pod).get_opt(&eviction.pod.name).await?;
         let pod = pod.filter(is_launcher);
         Ok(pod.and_then(|pod| preconditions::conflict(wanted, &pod)))
     }
@@ -290,9 +268,9 @@ impl EvictionReviews {
 
     /// Returns the verdict for the pod and the instance as read from this source.
     async fn judge_by(&self, key: &Key, by: By) -> EvictionVerdict {
-        let pod = match self.launchers.get(key).filter(|_| by == By::Caches) {
+        let pod = match self.context.launchers.get(key).filter(|_| by == By::Caches) {
             Some(pod) => pod,
-            None => match self.pods(key).get_opt(&key.name).await {
+            None => match self.context.api(key).get_opt(&key.name).await {
                 Ok(Some(pod)) => Arc::new(pod),
                 Ok(None) => return EvictionVerdict::allow(),
                 Err(error) => return EvictionVerdict::unknown(chain(&error)),
@@ -302,22 +280,22 @@ impl EvictionReviews {
             return EvictionVerdict::allow();
         };
         let is = |instance: &VirtualMachineInstance| instance.metadata.uid.as_deref() == Some(uid.as_str());
-        let shown = self.instances.get(&instance_key);
+        let shown = self.context.instances.get(&instance_key);
         let mut instance = shown.filter(|instance| by == By::Caches && is(instance));
         if instance.is_none() {
-            match self.api(&instance_key).get_opt(&instance_key.name).await {
+            match self.context.api(&instance_key).get_opt(&instance_key.name).await {
                 Ok(found) => instance = found.filter(is).map(Arc::new),
                 Err(error) => return EvictionVerdict::unknown(chain(&error)),
             }
         }
         let strategy = instance
             .as_ref()
-            .map(|instance| self.launchers.eviction_strategy(instance));
+            .map(|instance| self.context.launchers.eviction_strategy(instance));
         let decision = decide(&drydock_core::eviction::EvictionInput {
             now: clock::now(),
             pod: &pod,
             instance: instance.as_deref().map_or(Lookup::Absent, Lookup::There),
-            strategy: strategy.unwrap_or_else(|| self.launchers.configuration.get().eviction_strategy),
+            strategy: strategy.unwrap_or_else(|| self.context.launchers.configuration.get().eviction_strategy),
             is_target: self.is_target(&instance_key, &pod),
         });
         EvictionVerdict {
@@ -331,7 +309,7 @@ impl EvictionReviews {
     /// Returns whether a guest is to arrive in a pod by a migration that has not ended or is unknown.
     fn is_target(&self, instance: &Key, pod: &Pod) -> bool {
         let Some(uid) = made_for(pod) else { return false };
-        let migrations = self.migrations.of_instance(instance);
+        let migrations = self.context.migrations.of_instance(instance);
         let migration = migrations
             .iter()
             .find(|migration| migration.metadata.uid.as_deref() == Some(uid));
@@ -382,15 +360,15 @@ impl EvictionReviews {
     fn time_left(&self, verdict: &EvictionVerdict) -> Option<Duration> {
         let instance = verdict.instance.as_deref()?;
         let node = instance.node_name()?;
-        let own = EstimateInput::of(instance, self.migrations.of_instance(&Key::of(instance)));
+        let own = EstimateInput::of(instance, self.context.migrations.of_instance(&Key::of(instance)));
         // Migrations that are created later come after the own one, so guests without a migration do not count.
-        let others = self.migrations.unfinished().into_iter();
+        let others = self.context.migrations.unfinished().into_iter();
         let others = others.filter_map(|migration| EstimateInput::by(migration, node));
-        let limits = &self.launchers.configuration.get().migrations;
+        let limits = &self.context.launchers.configuration.get().migrations;
         time_left(
             &own,
             &others.collect::<Vec<_>>(),
-            self.migration_rate.rate(),
+            self.context.rate.rate(),
             limits,
             clock::now(),
         )
@@ -434,9 +412,10 @@ impl EvictionReviews {
             .unwrap_or_default();
         let now = clock::now();
         let evacuation = evacuation_request::new(
-            self.launchers
+            self.context
+                .launchers
                 .nodes
-                .requester(&node, &self.launchers.configuration.get()),
+                .requester(&node, &self.context.launchers.configuration.get()),
             now,
         );
         let key = Key::of(instance.as_ref());
@@ -444,11 +423,12 @@ impl EvictionReviews {
             node: &node,
             evacuation: &evacuation,
         };
-        mark.set(&self.api(&key), instance, eviction.dry_run).await?;
+        mark.set(&self.context.api(&key), instance, eviction.dry_run).await?;
         if eviction.descheduler && !eviction.dry_run {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: DESCHEDULER}}});
             let noted = self
-                .api(&key)
+                .context
+                .api::<VirtualMachineInstance>(&key)
                 .patch(&key.name, &PatchParams::default(), &Patch::Merge(patch))
                 .await;
             if let Err(error) = noted {
@@ -471,7 +451,12 @@ impl EvictionReviews {
         let key = &eviction.pod;
         let namespace = key.namespace.as_deref().unwrap_or_default();
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        if let Err(error) = self.launchers.delete(namespace, &key.name, PodDeletion::of(uid)).await {
+        if let Err(error) = self
+            .context
+            .launchers
+            .delete(namespace, &key.name, PodDeletion::of(uid))
+            .await
+        {
             warn!(pod = %key, error = %chain(&error), "could not delete a pod whose guest has migrated away");
             return self.release(key, pod, news).await;
         }
@@ -480,7 +465,7 @@ impl EvictionReviews {
         };
         let until = clock::Instant::now() + GONE_WITHIN;
         let is_there = |pod: &Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid);
-        while self.launchers.get(key).as_ref().is_some_and(is_there) {
+        while self.context.launchers.get(key).as_ref().is_some_and(is_there) {
             tokio::select! {
                 () = clock::sleep_until_instant(Some(until)) => return,
                 changed = news.changed() => if changed.is_err() { return },
@@ -493,12 +478,12 @@ impl EvictionReviews {
     async fn release(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
         let until = clock::Instant::now() + RELEASED_WITHIN;
-        while let Some(pdb) = self.launchers.pdbs.of(pod) {
+        while let Some(pdb) = self.context.launchers.pdbs.of(pod) {
             tokio::select! {
                 () = clock::sleep_until_instant(Some(until)) => {}
                 changed = news.changed() => if changed.is_ok() { continue },
             }
-            if let Err(error) = self.launchers.pdbs.delete(&pdb).await {
+            if let Err(error) = self.context.launchers.pdbs.delete(&pdb).await {
                 // The API server then refuses the eviction because of the PDB, and the drainer repeats it.
                 warn!(
                     pod = %key,
@@ -508,14 +493,6 @@ impl EvictionReviews {
             }
             return;
         }
-    }
-
-    fn pods(&self, key: &Key) -> Api<Pod> {
-        api_of(&self.client, key)
-    }
-
-    fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        api_of(&self.client, key)
     }
 }
 

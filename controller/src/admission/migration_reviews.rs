@@ -11,7 +11,7 @@
 //! migrations that are admitted by mistake: it also fails the younger one of two migrations that were created at the
 //! same time.
 
-use std::{fmt::Debug, time::Duration};
+use std::time::Duration;
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use drydock_core::admission::{
@@ -19,90 +19,59 @@ use drydock_core::admission::{
     migration_requests::{review_in_flight, review_instance},
 };
 use drydock_runtime::{Key, chain};
-use k8s_openapi::NamespaceResourceScope;
-use kube::{Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::ResourceExt;
 use tracing::warn;
 
-use crate::{instances::Instances, migrations::Migrations, requests::api_of};
+use crate::guest_context::GuestContext;
 
 /// Time limit of the confirmation. It is much shorter than the API server's timeout of the webhook.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
 
-/// Reviews migrations according to the state of their instances and of other migrations.
-#[derive(Clone)]
-pub(crate) struct ClusterState {
-    client: Client,
-    instances: Instances,
-    migrations: Migrations,
+/// Returns the reason why this instance cannot be moved by a new migration, if that is confirmed.
+pub(super) async fn review(context: &GuestContext, instance: &Key) -> Option<AdmissionRefusal> {
+    match tokio::time::timeout(CONFIRMED_WITHIN, confirmed(context, instance)).await {
+        Ok(Ok(refusal)) => refusal,
+        Ok(Err(error)) => {
+            warn!(
+                vmi = %instance,
+                error = %chain(&error),
+                "migration admitted without a check of its instance: a request to the API server failed"
+            );
+            None
+        }
+        Err(_) => {
+            warn!(
+                vmi = %instance,
+                "migration admitted without a check of its instance: the API server did not respond in time"
+            );
+            None
+        }
+    }
 }
 
-impl ClusterState {
-    /// Creates a review with these caches. The API server is read if they are not sufficient.
-    pub(crate) fn new(client: Client, instances: Instances, migrations: Migrations) -> Self {
-        Self {
-            client,
-            instances,
-            migrations,
+async fn confirmed(context: &GuestContext, key: &Key) -> kube::Result<Option<AdmissionRefusal>> {
+    let shown = context.instances.get(key);
+    if review_instance(&key.name, shown.as_deref()).is_some() {
+        let instance = context.api::<VirtualMachineInstance>(key).get_opt(&key.name).await?;
+        let refusal = review_instance(&key.name, instance.as_ref());
+        if refusal.is_some() {
+            return Ok(refusal);
         }
     }
-
-    /// Returns the reason why this instance cannot be moved by a new migration, if that is confirmed.
-    pub(super) async fn review(&self, instance: &Key) -> Option<AdmissionRefusal> {
-        match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
-            Ok(Ok(refusal)) => refusal,
-            Ok(Err(error)) => {
-                warn!(
-                    vmi = %instance,
-                    error = %chain(&error),
-                    "migration admitted without a check of its instance: a request to the API server failed"
-                );
-                None
-            }
-            Err(_) => {
-                warn!(
-                    vmi = %instance,
-                    "migration admitted without a check of its instance: the API server did not respond in time"
-                );
-                None
-            }
+    for shown in context.migrations.of_instance(key) {
+        if review_in_flight(&shown).is_none() {
+            continue;
+        }
+        let migrations = context.api::<VirtualMachineInstanceMigration>(key);
+        let other = migrations.get_opt(&shown.name_any()).await?;
+        let refusal = other
+            .filter(|other| *other.spec.vmi_name == *key.name)
+            .and_then(|other| review_in_flight(&other));
+        if refusal.is_some() {
+            return Ok(refusal);
         }
     }
-
-    async fn confirmed(&self, key: &Key) -> kube::Result<Option<AdmissionRefusal>> {
-        let shown = self.instances.get(key);
-        if review_instance(&key.name, shown.as_deref()).is_some() {
-            let instance = self.get::<VirtualMachineInstance>(key).await?;
-            let refusal = review_instance(&key.name, instance.as_ref());
-            if refusal.is_some() {
-                return Ok(refusal);
-            }
-        }
-        for shown in self.migrations.of_instance(key) {
-            if review_in_flight(&shown).is_none() {
-                continue;
-            }
-            let other = self
-                .get::<VirtualMachineInstanceMigration>(&Key::of(shown.as_ref()))
-                .await?;
-            let refusal = other
-                .filter(|other| *other.spec.vmi_name == *key.name)
-                .and_then(|other| review_in_flight(&other));
-            if refusal.is_some() {
-                return Ok(refusal);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns an object from the API server.
-    async fn get<K>(&self, key: &Key) -> kube::Result<Option<K>>
-    where
-        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
-    {
-        let api = api_of::<K>(&self.client, key);
-        api.get_opt(&key.name).await
-    }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -16,12 +16,8 @@ use tokio::sync::watch;
 use super::{
     evictions::{EvictionReviews, HeldEvictions},
     handlers,
-    migration_reviews::ClusterState,
 };
-use crate::{
-    configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
-    migration_rate::MigrationRate, migrations::Migrations, nodes::Nodes, pdbs::Pdbs,
-};
+use crate::{configuration_in_force::ConfigurationInForce, guest_context::GuestContext};
 
 fn instance() -> Value {
     json!({
@@ -63,16 +59,15 @@ async fn response_to(path: &str, question: AdmissionRequest<DynamicObject>) -> A
 
 /// Returns the response in a cluster with the instance `vm` and an API server for further requests.
 async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
-    let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
-    let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
-    let (nodes, pdbs) = (Nodes::filled(&client, []), Pdbs::filled(&client, []));
-    let launchers = Launchers::filled(&client, [], nodes, pdbs);
+    let (context, _) = GuestContext::empty(client);
+    context
+        .instances
+        .objects
+        .show([serde_json::from_value(instance()).unwrap()]);
     let (_, news) = watch::channel(0);
-    let migrations = Migrations::filled([]);
-    let migration_rate = MigrationRate::new(instances.clone(), migrations.clone());
     let held = HeldEvictions::register(&mut Registry::default());
-    let evictions = EvictionReviews::new(client, instances, migrations, launchers, migration_rate, news, held);
-    let handlers = handlers(ConfigurationInForce::default(), state, evictions);
+    let evictions = EvictionReviews::new(context.clone(), news, held);
+    let handlers = handlers(ConfigurationInForce::default(), context, evictions);
     let (_, handler) = handlers.get(path).unwrap();
     handler.review(question).await
 }

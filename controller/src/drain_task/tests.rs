@@ -7,7 +7,7 @@ use drydock_api::{
     kubevirt::{Phase, status::DrainRequest},
 };
 use drydock_runtime::{
-    AssumeCache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
+    Process, Readiness, Registry, WatchMetrics, WatchStarter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
@@ -15,10 +15,7 @@ use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    migration_rate::MigrationRate, nodes::Nodes, pdbs::Pdbs, reconciler::triggered::keep_reconciling,
-    reserved_nodes::PlannedNode,
-};
+use crate::{reconciler::triggered::keep_reconciling, refusals::StepRefusals, reserved_nodes::PlannedNode};
 
 /// A task in a cluster in which node `a` is tainted and has guests, and the API server for its requests.
 struct Fixture {
@@ -41,35 +38,32 @@ fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixtu
 
 /// Returns a task in a cluster with these tainted nodes and guests. All nodes except `a` have Hypervisors.
 fn fixture_on(names: &[&str], guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixture {
-    let ((client, server), (for_pods, pods), (for_events, events)) = (api_server(), api_server(), api_server());
+    let ((client, server), (for_pods, pods)) = (api_server(), api_server());
     let process = Process::new();
-    let mut nodes = Nodes::filled(&client, names.iter().map(|name| tainted(name)));
+    let (context, events_server) = GuestContext::empty(client);
     let others = names.iter().filter(|name| **name != "a");
-    nodes.hypervisors = AssumeCache::filled(others.map(|name| Hypervisor::new(name, HypervisorSpec::default())));
-    let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
-    let instances = Instances::filled(guests);
-    let migrations = Migrations::filled([]);
-    let rate = MigrationRate::new(instances.clone(), migrations.clone());
-    let reporter = Reporter {
-        component: "drydock-controller",
-        instance: "test".into(),
-    };
+    let hypervisors = others.map(|name| Hypervisor::new(name, HypervisorSpec::default()));
+    context
+        .launchers
+        .nodes
+        .nodes
+        .show(names.iter().map(|name| tainted(name)));
+    context.launchers.nodes.hypervisors.show(hypervisors);
+    context.instances.objects.show(guests);
     let watches = WatchStarter::new(&process, &Readiness::new(), &WatchMetrics::default());
-    let refusals = StepRefusals::default();
+    let refusals = context.refusals.clone();
     let task = DrainTask::new(
-        client,
-        Previewer::new(instances, migrations, launchers, rate),
+        context,
         NodePods::start(&for_pods, &watches, |_| ()),
-        Events::start(&process, for_events, reporter, &EventMetrics::default()),
         DrainMetrics::register(&mut Registry::default()),
-        (refusals.clone(), Trigger::new()),
+        Trigger::new(),
     );
     Fixture {
         task,
         server,
         kept: BTreeMap::new(),
         refusals,
-        _servers: (pods, events),
+        _servers: (pods, events_server),
     }
 }
 
@@ -171,7 +165,7 @@ async fn mark_of_another_writer_since_the_plan_is_kept() {
         .map(|number| format!("g{number}"))
         .collect();
     let mut fixture = fixture(&guests.iter().map(String::as_str).collect::<Vec<_>>());
-    let instances = fixture.task.instances.clone();
+    let instances = fixture.task.context.instances.clone();
     let done = fixture.reconcile(async |server| {
         let mut requests = Vec::new();
         for _ in 0..MAX_CONCURRENT_ACTIONS {
@@ -204,10 +198,10 @@ async fn planned_nodes_are_reserved_when_the_plan_is_executed() {
         node: "b".into(),
         reserved: true,
     }]);
-    assert!(task.launchers.reserved.for_others(&other).is_empty());
+    assert!(task.context.launchers.reserved.for_others(&other).is_empty());
     let executed = task.execute_plan(&mut observed, NodeDrainPlan::default(), false);
     assert_eq!(executed.await.unwrap(), None);
-    assert_eq!(task.launchers.reserved.for_others(&other), ["b"]);
+    assert_eq!(task.context.launchers.reserved.for_others(&other), ["b"]);
 }
 
 /// The effect of each failed write: an error that requeues the drain, a recorded refusal, or nothing.
@@ -288,7 +282,7 @@ async fn guest_with_withdrawn_mark_gets_no_migration() {
         ("to leave another node", marked("web", "b")),
     ] {
         let mut fixture = fixture_of(["db", "web"].map(|name| marked(name, "a")));
-        let instances = fixture.task.instances.clone();
+        let instances = fixture.task.context.instances.clone();
         let done = fixture.reconcile(async |server| {
             let first = server.next_request().await;
             assert_eq!((&first.method, first.path()), (&Method::POST, MIGRATIONS), "{case}");

@@ -1,8 +1,9 @@
 //! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_api::HypervisorSpec;
-use drydock_runtime::{Process, Readiness, Registry, WatchMetrics, WatchStarter};
+use drydock_runtime::{Events, Process, Readiness, Registry, WatchMetrics, WatchStarter};
 use futures::FutureExt;
+use kube::Client;
 use serde_json::json;
 use tokio::sync::Mutex;
 
@@ -10,14 +11,9 @@ use super::{
     tests::{instance, tainted},
     *,
 };
-use crate::{
-    fake_cluster::{
-        FakeCluster,
-        write_faults::{Again, Scenario, check_each_write},
-    },
-    migration_rate::MigrationRate,
-    nodes::Nodes,
-    pdbs::Pdbs,
+use crate::fake_cluster::{
+    FakeCluster,
+    write_faults::{Again, Scenario, check_each_write},
 };
 
 const NODE: &str = "/api/v1/nodes/a";
@@ -33,20 +29,11 @@ struct Drain {
 
 impl Scenario for Drain {
     fn start(client: Client, events: Events) -> Self {
-        let nodes = Nodes::filled(&client, []);
-        let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
-        let (instances, migrations) = (Instances::filled([]), Migrations::filled([]));
-        let rate = MigrationRate::new(instances.clone(), migrations.clone());
         let watches = WatchStarter::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
         let pods = NodePods::start(&client, &watches, |_| ());
-        let task = DrainTask::new(
-            client,
-            Previewer::new(instances, migrations, launchers, rate),
-            pods,
-            events,
-            DrainMetrics::register(&mut Registry::default()),
-            (StepRefusals::default(), Trigger::new()),
-        );
+        let context = GuestContext::with_events(client, events);
+        let metrics = DrainMetrics::register(&mut Registry::default());
+        let task = DrainTask::new(context, pods, metrics, Trigger::new());
         Self {
             task,
             kept: Mutex::default(),
@@ -54,11 +41,16 @@ impl Scenario for Drain {
     }
 
     fn show(&self, cluster: &FakeCluster) {
-        let nodes = &self.task.launchers.nodes;
+        let nodes = &self.task.context.launchers.nodes;
         nodes.nodes.show(cluster.all("nodes"));
         nodes.hypervisors.show(cluster.all("hypervisors"));
-        self.task.instances.objects.show(cluster.all("virtualmachineinstances"));
         self.task
+            .context
+            .instances
+            .objects
+            .show(cluster.all("virtualmachineinstances"));
+        self.task
+            .context
             .migrations
             .objects
             .show(cluster.all("virtualmachineinstancemigrations"));
@@ -97,14 +89,17 @@ impl Scenario for Drain {
     }
 
     fn end_back_off(&self) {
-        let (step, refusals) = (RefusedStep::Drain(Key::namespaced("shop", "web")), &self.task.refusals);
+        let (step, refusals) = (
+            RefusedStep::Drain(Key::namespaced("shop", "web")),
+            &self.task.context.refusals,
+        );
         if let Some(refused) = refusals.of(&step, clock::now()) {
             refusals.note(step, &refused.message, Timestamp::UNIX_EPOCH);
         }
     }
 
     fn kept(&self) -> String {
-        self.task.refusals.is_empty().to_string()
+        self.task.context.refusals.is_empty().to_string()
     }
 
     fn refusal_event(write: &str) -> Option<&'static str> {

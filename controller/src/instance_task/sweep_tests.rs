@@ -7,16 +7,17 @@ use drydock_api::{
     hypervisor::{HypervisorSpec, HypervisorStatus},
 };
 use drydock_runtime::{
-    CancellationToken, EventMetrics, Reporter, WorkQueueMetrics,
+    CancellationToken, EventMetrics, Events, Reporter, WorkQueueMetrics,
     fake::{ApiServer, IDENTITY, api_server, candidate, keep_elected},
 };
 use k8s_openapi::api::core::v1::Node;
+use kube::Client;
 use nix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::{nodes::Nodes, pdbs::Pdbs};
+use crate::nodes::Nodes;
 
 const NODES: usize = 500;
 const INSTANCES: usize = 100_000;
@@ -168,17 +169,13 @@ async fn measure() {
     let (leadership, lease_server) = candidate(&process, Trigger::new());
     let host_model = recorded()["facts"]["virtualization"]["hostModel"].clone();
     let (vms, pods): (Vec<_>, Vec<_>) = (0..INSTANCES).map(|number| running(number, &host_model)).unzip();
-    let instances = Instances::filled(vms);
-    let launchers = Launchers::filled(&client, pods, nodes(&client), Pdbs::filled(&client, []));
-    let task = InstanceTask::new(
-        client,
-        instances.clone(),
-        Migrations::filled([]),
-        launchers,
-        UnresponsiveAgents::new(|| ()),
-        Events::start(&process, for_events, reporter, &EventMetrics::default()),
-        StepRefusals::default(),
-    );
+    let events = Events::start(&process, for_events, reporter, &EventMetrics::default());
+    let mut context = GuestContext::with_events(client, events);
+    context.launchers.nodes = nodes(&context.client);
+    context.launchers.show(pods);
+    context.instances.objects.show(vms);
+    let instances = context.instances.clone();
+    let task = InstanceTask::new(context);
     let requests = Cell::new(0);
     let (work, stopping) = (
         WorkQueue::new("instances", MAX_CONCURRENT_RECONCILES, &WorkQueueMetrics::default()),

@@ -1,12 +1,8 @@
-use drydock_runtime::{
-    EventMetrics, Reporter,
-    fake::{ApiServer, api_server},
-};
+use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -38,22 +34,10 @@ fn task_of(
     pods: impl IntoIterator<Item = Pod>,
 ) -> (InstanceTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
-    let (for_events, recorded) = api_server();
-    let reporter = Reporter {
-        component: "drydock-controller",
-        instance: "test".into(),
-    };
-    let launchers = Launchers::filled(&client, pods, Nodes::filled(&client, []), Pdbs::filled(&client, []));
-    let task = InstanceTask::new(
-        client,
-        Instances::filled([instance]),
-        Migrations::filled([]),
-        launchers,
-        UnresponsiveAgents::new(|| ()),
-        Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        StepRefusals::default(),
-    );
-    (task, server, recorded)
+    let (context, recorded) = GuestContext::empty(client);
+    context.instances.objects.show([instance]);
+    context.launchers.show(pods);
+    (InstanceTask::new(context), server, recorded)
 }
 
 /// Refuses the creation of the instance's pod with this code.
@@ -167,7 +151,7 @@ async fn finalizer_of_an_ended_guest_goes_once_the_node_is_off() {
     ] {
         let mut finalizers = None;
         let sweep = async {
-            for key in task.instances.unfinished_after(None, INSTANCES_PER_SWEEP) {
+            for key in task.context.instances.unfinished_after(None, INSTANCES_PER_SWEEP) {
                 task.reconcile(&key).await.unwrap();
             }
         };
@@ -222,7 +206,7 @@ async fn status_planned_before_a_change_of_the_vmi_is_refused() {
     let mut marked = instance();
     marked.metadata.resource_version = Some("11".into());
     marked.status.as_mut().unwrap().evacuation_node_name = Some("a".into());
-    let objects = &task.instances.objects;
+    let objects = &task.context.instances.objects;
     let served = async {
         let status = serve_start(&mut server, || objects.remember(&key(), marked)).await;
         assert_eq!(status.body["metadata"]["resourceVersion"], "10");

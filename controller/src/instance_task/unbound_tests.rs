@@ -1,13 +1,9 @@
 use drydock_core::launcher_pod::REQUIREMENTS_DIGEST;
-use drydock_runtime::{
-    EventMetrics, Reporter,
-    fake::{ApiServer, api_server},
-};
+use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const POD: &str = "/api/v1/namespaces/default/pods/virt-launcher-vm1-x";
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/vm1";
@@ -43,23 +39,10 @@ fn pod(node: Option<&str>) -> Pod {
 /// Returns the task with this pod in its caches, and its API server.
 fn task(pod: Pod) -> (InstanceTask, ApiServer) {
     let (client, server) = api_server();
-    let (for_events, _) = api_server();
-    let reporter = Reporter {
-        component: "drydock-controller",
-        instance: "test".into(),
-    };
-    let (nodes, pdbs) = (Nodes::filled(&client, []), Pdbs::filled(&client, []));
-    let task = InstanceTask {
-        launchers: Launchers::filled(&client, [pod], nodes, pdbs),
-        client,
-        instances: Instances::filled([instance()]),
-        migrations: Migrations::filled([]),
-        unresponsive_agents: UnresponsiveAgents::new(|| ()),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()).recorder("Reconcile"),
-        refusals: StepRefusals::default(),
-        probed_pods: ProbedPods::default(),
-    };
-    (task, server)
+    let (context, _) = GuestContext::empty(client);
+    context.instances.objects.show([instance()]);
+    context.launchers.show([pod]);
+    (InstanceTask::new(context), server)
 }
 
 /// Accepts any status patch of the instance.

@@ -1,5 +1,6 @@
 //! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
+use drydock_runtime::Events;
 use kube::Client;
 use serde_json::json;
 
@@ -12,9 +13,7 @@ use crate::{
         FakeCluster,
         write_faults::{Again, Scenario, check_each_write},
     },
-    nodes::Nodes,
     pdb_task::PdbTask,
-    pdbs::Pdbs,
 };
 
 const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances";
@@ -30,22 +29,19 @@ impl Scenario for Life {
         let node = serde_json::from_value(json!({
             "metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }));
-        let nodes = Nodes::filled(&client, [node.unwrap()]);
-        let (instances, refusals) = (Instances::filled([]), StepRefusals::default());
-        let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
-        let pdbs = PdbTask::new(client.clone(), instances.clone(), launchers.clone(), refusals.clone());
-        let migrations = Migrations::filled([]);
-        let agents = UnresponsiveAgents::new(|| ());
-        Self(
-            InstanceTask::new(client, instances, migrations, launchers, agents, events, refusals),
-            pdbs,
-        )
+        let context = GuestContext::with_events(client, events);
+        context.launchers.nodes.nodes.show([node.unwrap()]);
+        Self(InstanceTask::new(context.clone()), PdbTask::new(context))
     }
 
     fn show(&self, cluster: &FakeCluster) {
-        self.0.launchers.show(cluster.all("pods"));
-        self.0.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
-        self.0.instances.objects.show(cluster.all("virtualmachineinstances"));
+        self.0.context.launchers.show(cluster.all("pods"));
+        self.0.context.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
+        self.0
+            .context
+            .instances
+            .objects
+            .show(cluster.all("virtualmachineinstances"));
     }
 
     async fn reconcile(&self) -> Again {

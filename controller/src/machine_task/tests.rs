@@ -1,9 +1,6 @@
 use drydock_api::kubevirt::{Phase, RunStrategy, names::VM_FINALIZER};
 use drydock_core::machine::instance_of::instance_of;
-use drydock_runtime::{
-    EventMetrics, Reporter,
-    fake::{ApiServer, api_server},
-};
+use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use serde_json::Value;
 
@@ -40,19 +37,9 @@ pub(super) fn instance(machine: &VirtualMachine, uid: &str, phase: Phase) -> Vir
 /// Returns the task with these objects in its caches, its API server, and the API server for its events.
 fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -> (MachineTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
-    let (for_events, events_server) = api_server();
-    let reporter = Reporter {
-        component: "drydock-controller",
-        instance: "test".into(),
-    };
-    let task = MachineTask {
-        client,
-        machines: AssumeCache::filled(machines),
-        instances: Instances::filled(instances),
-        migrations: Migrations::filled([]),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()).recorder("Reconcile"),
-        refusals: StepRefusals::default(),
-    };
+    let (context, events_server) = GuestContext::empty(client);
+    context.instances.objects.show(instances);
+    let task = MachineTask::new(context, AssumeCache::filled(machines));
     (task, server, events_server)
 }
 

@@ -1,6 +1,7 @@
 //! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_api::kubevirt::Phase;
+use drydock_runtime::Events;
 use kube::Client;
 use serde_json::Value;
 
@@ -21,19 +22,17 @@ struct Machine(MachineTask);
 
 impl Scenario for Machine {
     fn start(client: Client, events: Events) -> Self {
-        Self(MachineTask {
-            client,
-            machines: AssumeCache::filled([]),
-            instances: Instances::filled([]),
-            migrations: Migrations::filled([]),
-            events: events.recorder("Reconcile"),
-            refusals: StepRefusals::default(),
-        })
+        let context = GuestContext::with_events(client, events);
+        Self(MachineTask::new(context, AssumeCache::filled([])))
     }
 
     fn show(&self, cluster: &FakeCluster) {
         self.0.machines.show(cluster.all("virtualmachines"));
-        self.0.instances.objects.show(cluster.all("virtualmachineinstances"));
+        self.0
+            .context
+            .instances
+            .objects
+            .show(cluster.all("virtualmachineinstances"));
     }
 
     async fn reconcile(&self) -> Again {

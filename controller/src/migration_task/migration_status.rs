@@ -35,8 +35,8 @@ impl MigrationTask {
             return Ok(());
         }
         let metadata = version_of(migration);
-        let stored = apply_status(&self.api(key), metadata, CONTROLLER_FIELD_MANAGER, wanted).await?;
-        self.migrations.objects.remember(key, stored);
+        let stored = apply_status(&self.context.api(key), metadata, CONTROLLER_FIELD_MANAGER, wanted).await?;
+        self.context.migrations.objects.remember(key, stored);
         self.announce(migration, change);
         Ok(())
     }
@@ -71,16 +71,20 @@ impl MigrationTask {
             "uid": migration.uid(), "finalizers": finalizers, "resourceVersion": migration.resource_version(),
         }});
         let result = self
-            .api(key)
+            .context
+            .api::<VirtualMachineInstanceMigration>(key)
             .patch(&migration.name_any(), &patching(), &Patch::Merge(patch))
             .await;
-        self.migrations.objects.forget(key);
+        self.context.migrations.objects.forget(key);
         unless_missing(result).map(drop)
     }
 
     /// Deletes the oldest ended migrations of an instance that are due.
     pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
-        let ended = oldest_first(self.migrations.of_instance(&instance_of(key, migration)), migration);
+        let ended = oldest_first(
+            self.context.migrations.of_instance(&instance_of(key, migration)),
+            migration,
+        );
         for old in ended.iter().take(self.trimming.due(key, ended.len())) {
             self.delete(&Key::of(old.as_ref()), old).await?;
         }
@@ -89,15 +93,17 @@ impl MigrationTask {
 
     pub(super) async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
         // The watch may not show the deletion of the migration yet.
-        let newest = self.migrations.objects.newest(key);
+        let newest = self.context.migrations.objects.newest(key);
         if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
         }
         let parameters = deleting(migration.uid());
-        let response = self.api(key).delete(&migration.name_any(), &parameters).await;
+        let response = self.context.api(key).delete(&migration.name_any(), &parameters).await;
         // The migration exists until its finalizer is removed.
-        if let Some(deleted) = unless_changed(response)?.and_then(|stored| stored.left()) {
-            self.migrations.objects.remember(key, deleted);
+        if let Some(stored) = unless_changed(response)?
+            && let Some(deleted) = stored.left()
+        {
+            self.context.migrations.objects.remember(key, deleted);
         }
         Ok(())
     }

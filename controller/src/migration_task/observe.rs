@@ -22,7 +22,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{MigrationTask, slot_scheduler::SlotState};
-use crate::{migrations::instance_of, requests::api_of};
+use crate::migrations::instance_of;
 
 /// The observed state of one migration.
 pub(super) struct ObservedMigration {
@@ -57,21 +57,21 @@ impl MigrationTask {
         now: Timestamp,
     ) -> kube::Result<ObservedMigration> {
         let instance_key = instance_of(key, &migration);
-        let mut instance = self.instances.get(&instance_key);
+        let mut instance = self.context.instances.get(&instance_key);
         let mut instance_confirmed = false;
         if instance.is_none() {
-            let api = api_of::<VirtualMachineInstance>(&self.client, key);
+            let api = self.context.api::<VirtualMachineInstance>(key);
             instance = api.get_opt(&instance_key.name).await?.map(Arc::new);
             instance_confirmed = instance.is_none();
         }
         let pods = instance
             .as_ref()
-            .map(|instance| self.launchers.of(instance))
+            .map(|instance| self.context.launchers.of(instance))
             .unwrap_or_default();
         let record = MigrationRecord::of(&migration);
         let node_state = |name: Option<String>, matters: bool| async move {
             match name {
-                Some(name) if matters => self.launchers.nodes.state(&name).await,
+                Some(name) if matters => self.context.launchers.nodes.state(&name).await,
                 _ => Ok(NodeState::Unknown),
             }
         };
@@ -80,7 +80,7 @@ impl MigrationTask {
         let target_node = node_state(target(&migration).and_then(|side| side.node.clone()), !record.is_over()).await?;
         let pod = pod_of(&migration, &pods);
         let pending = match pod {
-            Some(pod) if !record.has_sides() => self.launchers.pending(pod, now).await,
+            Some(pod) if !record.has_sides() => self.context.launchers.pending(pod, now).await,
             _ => StartingPod::default(),
         };
         let unschedulable = pending.hindrance.as_ref().is_some_and(|found| found.unscheduled);
@@ -91,7 +91,7 @@ impl MigrationTask {
             pods_confirmed: false,
             source_node,
             target_node,
-            another: is_preceded(&migration, &self.migrations.newest_of_instance(&instance_key)),
+            another: is_preceded(&migration, &self.context.migrations.newest_of_instance(&instance_key)),
             slot: self
                 .turns
                 .state_of(migration.metadata.uid.as_deref().unwrap_or_default()),

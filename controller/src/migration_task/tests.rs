@@ -1,7 +1,7 @@
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_core::migration::awaited_agent::USUAL_TIME;
 use drydock_runtime::{
-    EventMetrics, Reporter, WorkQueueMetrics,
+    WorkQueueMetrics,
     clock::test_clock::FollowedClock,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
@@ -9,7 +9,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{liveness_task::UnresponsiveAgents, nodes::Nodes, pdbs::Pdbs};
+use crate::liveness_task::UnresponsiveAgents;
 
 pub(super) const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -48,30 +48,17 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
 /// Like [`task`], with several migrations of the instance.
 fn task_of(migrations: &[Value], pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
-    let (for_events, recorded) = api_server();
-    let reporter = Reporter {
-        component: "drydock-controller",
-        instance: "test".into(),
-    };
+    let (context, recorded) = GuestContext::empty(client);
     let node = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-    let nodes = Nodes::filled(&client, [node("a"), node("b")]);
-    let launchers = Launchers::filled(&client, pods, nodes, Pdbs::filled(&client, []));
-    let task = MigrationTask::new(
-        client,
-        Migrations::filled(
-            migrations
-                .iter()
-                .map(|migration| serde_json::from_value(migration.clone()).unwrap()),
-        ),
-        Instances::filled([instance()]),
-        launchers,
-        Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        PhaseDeadlines::default(),
-        (
-            StepRefusals::default(),
-            WorkQueue::new("migrations", 1, &WorkQueueMetrics::default()),
-        ),
-    );
+    context.launchers.nodes.nodes.show([node("a"), node("b")]);
+    context.launchers.show(pods);
+    let migrations = migrations
+        .iter()
+        .map(|migration| serde_json::from_value(migration.clone()).unwrap());
+    context.migrations.objects.show(migrations);
+    context.instances.objects.show([instance()]);
+    let work = WorkQueue::new("migrations", 1, &WorkQueueMetrics::default());
+    let task = MigrationTask::new(context, PhaseDeadlines::default(), work);
     (task, server, recorded)
 }
 
@@ -157,20 +144,20 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     assert!(!task.turns.state_of(UID).may_place, "others may have its place");
 
     // Before the next attempt is due, there is no attempt and no write, whatever else changes.
-    (0..10).for_each(|_| task.refusals.note(step(), REFUSAL, clock::now()));
-    let again_at = task.refusals.of(&step(), clock::now()).unwrap().again_at;
+    (0..10).for_each(|_| task.context.refusals.note(step(), REFUSAL, clock::now()));
+    let again_at = task.context.refusals.of(&step(), clock::now()).unwrap().again_at;
     assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(again_at));
     task.turn();
     assert!(!task.turns.state_of(UID).may_place && server.is_left_alone().await);
 
     // The attempt is due and refused for the same reason, so there is neither a write nor an event.
-    task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
+    task.context.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
     let served = async { pod_request(&mut server).await.refuse(403, "Forbidden") };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(reconciled.is_ok() && recorded.is_left_alone().await);
 
     // The attempt is due, and the cause of the refusal no longer exists.
-    task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
+    task.context.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
     let served = async {
         create(pod_request(&mut server).await);
         let status = apply_status(&mut server, "12").await;
@@ -180,7 +167,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
         );
     };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(reconciled.is_ok() && task.refusals.of(&step(), clock::now()).is_none());
+    assert!(reconciled.is_ok() && task.context.refusals.of(&step(), clock::now()).is_none());
     assert_eq!(recorded.next_request().await.body["reason"], "SuccessfulCreate");
 }
 
@@ -331,8 +318,8 @@ async fn finalizer_is_removed_once_the_sources_node_is_gone() {
         "phase": "Failed", "source": {"node": "gone", "podUID": "uid-p", "state": "Migrating"},
     });
     let (mut task, mut server, _recorded) = task(&failed, vec![]);
-    assert_eq!(task.migrations.depending_on_nodes(), [key()].into());
-    task.launchers.nodes.unresponsive_agents = UnresponsiveAgents::without_leases();
+    assert_eq!(task.context.migrations.depending_on_nodes(), [key()].into());
+    task.context.launchers.nodes.unresponsive_agents = UnresponsiveAgents::without_leases();
     tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
     let served = async {
         let request = server.next_request().await;

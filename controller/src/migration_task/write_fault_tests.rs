@@ -1,20 +1,17 @@
 //! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
-use drydock_runtime::WorkQueueMetrics;
+use drydock_runtime::{Events, WorkQueueMetrics};
+use kube::Client;
 use serde_json::{Value, json};
 
 use super::{
     tests::{MIGRATION, UID, instance, key, migration, target_pod},
     *,
 };
-use crate::{
-    fake_cluster::{
-        FakeCluster,
-        write_faults::{Again, Scenario, check_each_write},
-    },
-    nodes::Nodes,
-    pdbs::Pdbs,
+use crate::fake_cluster::{
+    FakeCluster,
+    write_faults::{Again, Scenario, check_each_write},
 };
 
 const MIGRATIONS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations";
@@ -33,26 +30,21 @@ impl Scenario for Move {
             });
             serde_json::from_value(node).unwrap()
         };
-        let nodes = Nodes::filled(&client, [node("a"), node("b")]);
-        let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
-        Self(MigrationTask::new(
-            client,
-            Migrations::filled([]),
-            Instances::filled([]),
-            launchers,
-            events,
-            PhaseDeadlines::default(),
-            (
-                StepRefusals::default(),
-                WorkQueue::new("migrations", 1, &WorkQueueMetrics::default()),
-            ),
-        ))
+        let context = GuestContext::with_events(client, events);
+        context.launchers.nodes.nodes.show([node("a"), node("b")]);
+        let work = WorkQueue::new("migrations", 1, &WorkQueueMetrics::default());
+        Self(MigrationTask::new(context, PhaseDeadlines::default(), work))
     }
 
     fn show(&self, cluster: &FakeCluster) {
-        self.0.launchers.show(cluster.all("pods"));
-        self.0.instances.objects.show(cluster.all("virtualmachineinstances"));
+        self.0.context.launchers.show(cluster.all("pods"));
         self.0
+            .context
+            .instances
+            .objects
+            .show(cluster.all("virtualmachineinstances"));
+        self.0
+            .context
             .migrations
             .objects
             .show(cluster.all("virtualmachineinstancemigrations"));
@@ -106,7 +98,7 @@ impl Scenario for Move {
     }
 
     fn end_back_off(&self) {
-        let (step, refusals) = (RefusedStep::TargetPod(key()), &self.0.refusals);
+        let (step, refusals) = (RefusedStep::TargetPod(key()), &self.0.context.refusals);
         if let Some(refused) = refusals.of(&step, clock::now()) {
             refusals.note(step, &refused.message, Timestamp::UNIX_EPOCH);
         }
@@ -117,7 +109,7 @@ impl Scenario for Move {
             "{:?}, {:?}, {:?}",
             self.0.turns.used(),
             self.0.turns.state_of(UID).wait,
-            self.0.refusals.is_empty()
+            self.0.context.refusals.is_empty()
         )
     }
 

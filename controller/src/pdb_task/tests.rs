@@ -3,7 +3,6 @@ use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
-use crate::{nodes::Nodes, pdbs::Pdbs};
 
 pub(super) fn instance() -> VirtualMachineInstance {
     serde_json::from_value(json!({
@@ -32,16 +31,10 @@ pub(super) fn pod() -> Pod {
 
 fn task() -> (PdbTask, ApiServer) {
     let (client, server) = api_server();
-    let launchers = Launchers::filled(&client, [pod()], Nodes::filled(&client, []), Pdbs::filled(&client, []));
-    (
-        PdbTask::new(
-            client,
-            Instances::filled([instance()]),
-            launchers,
-            StepRefusals::default(),
-        ),
-        server,
-    )
+    let (context, _) = GuestContext::empty(client);
+    context.instances.objects.show([instance()]);
+    context.launchers.show([pod()]);
+    (PdbTask::new(context), server)
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,18 +1,15 @@
 //! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
 use drydock_runtime::Events;
+use kube::Client;
 
 use super::{
     tests::{instance, pod},
     *,
 };
-use crate::{
-    fake_cluster::{
-        FakeCluster,
-        write_faults::{Again, Scenario, check_each_write},
-    },
-    nodes::Nodes,
-    pdbs::Pdbs,
+use crate::fake_cluster::{
+    FakeCluster,
+    write_faults::{Again, Scenario, check_each_write},
 };
 
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
@@ -21,20 +18,18 @@ const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinsta
 struct Protected(PdbTask);
 
 impl Scenario for Protected {
-    fn start(client: Client, _: Events) -> Self {
-        let launchers = Launchers::filled(&client, [], Nodes::filled(&client, []), Pdbs::filled(&client, []));
-        Self(PdbTask::new(
-            client,
-            Instances::filled([]),
-            launchers,
-            StepRefusals::default(),
-        ))
+    fn start(client: Client, events: Events) -> Self {
+        Self(PdbTask::new(GuestContext::with_events(client, events)))
     }
 
     fn show(&self, cluster: &FakeCluster) {
-        self.0.launchers.show(cluster.all("pods"));
-        self.0.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
-        self.0.instances.objects.show(cluster.all("virtualmachineinstances"));
+        self.0.context.launchers.show(cluster.all("pods"));
+        self.0.context.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
+        self.0
+            .context
+            .instances
+            .objects
+            .show(cluster.all("virtualmachineinstances"));
     }
 
     async fn reconcile(&self) -> Again {

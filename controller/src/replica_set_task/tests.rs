@@ -1,8 +1,5 @@
 use drydock_api::kubevirt::Phase;
-use drydock_runtime::{
-    EventMetrics, Reporter,
-    fake::{ApiServer, api_server},
-};
+use drydock_runtime::fake::{ApiServer, api_server};
 use http::Method;
 use serde_json::Value;
 
@@ -36,20 +33,22 @@ pub(super) fn instance(name: &str) -> VirtualMachineInstance {
     instance
 }
 
+/// Returns a task without sets.
+pub(super) fn task_in(context: GuestContext) -> ReplicaSetTask {
+    ReplicaSetTask {
+        events: context.events.recorder("Reconcile"),
+        context,
+        sets: AssumeCache::filled([]),
+    }
+}
+
 fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInstance>) -> (ReplicaSetTask, ApiServer) {
     let (client, server) = api_server();
-    let reporter = Reporter {
-        component: "drydock-controller",
-        instance: "test".into(),
-    };
-    let (for_events, _) = api_server();
     let task = ReplicaSetTask {
-        client,
         sets: AssumeCache::filled([set]),
-        instances: Instances::filled(instances),
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()).recorder("Reconcile"),
-        refusals: StepRefusals::default(),
+        ..task_in(GuestContext::empty(client).0)
     };
+    task.context.instances.objects.show(instances);
     (task, server)
 }
 

@@ -1,10 +1,11 @@
 //! Tests of failed writes of the task, and of the loss of the leadership during a write.
 
+use drydock_runtime::Events;
 use kube::Client;
 use serde_json::Value;
 
 use super::{
-    tests::{INSTANCES, SET, instance, key, set},
+    tests::{INSTANCES, SET, instance, key, set, task_in},
     *,
 };
 use crate::fake_cluster::{
@@ -18,18 +19,16 @@ struct ReplicaSet(ReplicaSetTask);
 
 impl Scenario for ReplicaSet {
     fn start(client: Client, events: Events) -> Self {
-        Self(ReplicaSetTask {
-            client,
-            sets: AssumeCache::filled([]),
-            instances: Instances::filled([]),
-            events: events.recorder("Reconcile"),
-            refusals: StepRefusals::default(),
-        })
+        Self(task_in(GuestContext::with_events(client, events)))
     }
 
     fn show(&self, cluster: &FakeCluster) {
         self.0.sets.show(cluster.all("virtualmachineinstancereplicasets"));
-        self.0.instances.objects.show(cluster.all("virtualmachineinstances"));
+        self.0
+            .context
+            .instances
+            .objects
+            .show(cluster.all("virtualmachineinstances"));
     }
 
     async fn reconcile(&self) -> Again {

@@ -5,27 +5,23 @@ use drydock_runtime::{AssumeCache, Cache, Watch};
 
 use super::ProcessContext;
 use crate::{
-    admission::evictions::EvictionReviews, configuration_in_force::ConfigurationInForce, drain_task::Previewer,
+    admission::evictions::EvictionReviews, configuration_in_force::ConfigurationInForce, guest_context::GuestContext,
     instances::Instances, launchers::Launchers, liveness_task::UnresponsiveAgents, machine_task::watch_machines,
-    maintenances::Maintenances, migration_rate::MigrationRate, migrations::Migrations, node_pods::NodePods,
-    nodes::Nodes, pdbs::Pdbs, queues::Queues, rooms::Rooms, routing,
+    maintenances::Maintenances, migrations::Migrations, node_pods::NodePods, nodes::Nodes, pdbs::Pdbs, queues::Queues,
+    rooms::Rooms, routing,
 };
 
 /// The shared caches.
 pub(super) struct ControllerCaches {
     pub(super) hyperconvergeds: Cache<HyperConverged>,
     pub(super) configuration: ConfigurationInForce,
-    pub(super) migrations: Migrations,
-    pub(super) instances: Instances,
     pub(super) machines: AssumeCache<VirtualMachine>,
     pub(super) maintenances: Maintenances,
     pub(super) unresponsive_agents: UnresponsiveAgents,
     pub(super) nodes: Nodes,
     pub(super) rooms: Rooms,
-    pub(super) launchers: Launchers,
     pub(super) node_pods: NodePods,
-    pub(super) rate: MigrationRate,
-    pub(super) previewer: Previewer,
+    pub(super) guests: GuestContext,
 }
 
 impl ControllerCaches {
@@ -90,33 +86,29 @@ impl ControllerCaches {
         );
         let queue = router();
         let node_pods = NodePods::start(client, watches, move |node| queue.follow(routing::of_node_pod(node)));
-        let rate = MigrationRate::new(instances.clone(), migrations.clone());
-        let previewer = Previewer::new(instances.clone(), migrations.clone(), launchers.clone(), rate.clone());
+        let guests = GuestContext::new(
+            client.clone(),
+            (instances, migrations, launchers),
+            context.events.clone(),
+            context.refusals.clone(),
+        );
         Self {
             hyperconvergeds,
             configuration,
-            migrations,
-            instances,
             machines,
             maintenances,
             unresponsive_agents,
             nodes,
             rooms,
-            launchers,
             node_pods,
-            rate,
-            previewer,
+            guests,
         }
     }
 
     /// Returns the review of evictions with these caches.
     pub(super) fn evictions(&self, context: &ProcessContext, queues: &Queues) -> EvictionReviews {
         EvictionReviews::new(
-            context.client.clone(),
-            self.instances.clone(),
-            self.migrations.clone(),
-            self.launchers.clone(),
-            self.rate.clone(),
+            self.guests.clone(),
             queues.held_evictions(),
             context.telemetry.held_evictions.clone(),
         )

@@ -5,10 +5,10 @@ use std::{error::Error, sync::Arc, time::Duration};
 use super::{COMPONENT, ProcessContext, caches::ControllerCaches};
 use crate::{
     admission::{
-        self, evictions::EvictionReviews, maintenance_reviews::MaintenanceReview, migration_reviews::ClusterState,
-        removal_reviews::RemovalReview,
+        self, evictions::EvictionReviews, maintenance_reviews::MaintenanceReview, removal_reviews::RemovalReview,
     },
     certificates::ServedCertificate,
+    drain_task::preview_lines,
     replica_set_task::ReplicaSetTask,
     subresources::{StreamTimeouts, SubresourcesServer},
     webhook_server::{DEADLINE, LEAVE, WebhookServer},
@@ -33,23 +33,22 @@ pub(super) async fn serve(
         telemetry,
         ..
     } = context;
-    let previewer = caches.previewer.clone();
+    let context_of_previews = caches.guests.clone();
     let maintenances = MaintenanceReview::new(
         client.clone(),
         caches.nodes.nodes.shown().clone(),
         caches.maintenances.clone(),
         &args.namespace,
-        Arc::new(move |node: &str| previewer.lines(node)),
+        Arc::new(move |node: &str| preview_lines(&context_of_previews, node)),
     );
     let removal = RemovalReview::new(
         caches.machines.shown().clone(),
-        caches.instances.clone(),
+        caches.guests.instances.clone(),
         replica_sets.shown(),
         caches.maintenances.clone(),
     );
-    let state = ClusterState::new(client.clone(), caches.instances.clone(), caches.migrations.clone());
     let webhooks = WebhookServer {
-        handlers: admission::handlers(caches.configuration.clone(), state, evictions)
+        handlers: admission::handlers(caches.configuration.clone(), caches.guests.clone(), evictions)
             .and(maintenances.handlers())
             .and(removal.handlers()),
         certificate: certificate.clone(),

@@ -46,13 +46,7 @@ impl ProcessContext {
 
 /// Starts the watch of replica sets, which admission also uses.
 pub(super) fn replica_sets(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) -> ReplicaSetTask {
-    ReplicaSetTask::new(
-        context.client.clone(),
-        &context.watches,
-        caches.instances.clone(),
-        context.events.clone(),
-        (context.refusals.clone(), &queues.replica_sets),
-    )
+    ReplicaSetTask::new(caches.guests.clone(), &context.watches, &queues.replica_sets)
 }
 
 /// Spawns all reconcilers.
@@ -79,38 +73,18 @@ pub(super) fn spawn(
 /// Spawns the reconcilers of machines, instances and their PDBs.
 fn spawn_guests(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
-    let machines = MachineTask::new(
-        context.client.clone(),
-        caches.machines.clone(),
-        caches.instances.clone(),
-        caches.migrations.clone(),
-        context.events.clone(),
-        context.refusals.clone(),
-    );
+    let machines = MachineTask::new(caches.guests.clone(), caches.machines.clone());
     context.spawn(
         "reconciling machines",
         machines.run(process.clone(), leadership.clone(), queues.machines.clone()),
     );
-    let instances = InstanceTask::new(
-        context.client.clone(),
-        caches.instances.clone(),
-        caches.migrations.clone(),
-        caches.launchers.clone(),
-        caches.unresponsive_agents.clone(),
-        context.events.clone(),
-        context.refusals.clone(),
-    );
+    let instances = InstanceTask::new(caches.guests.clone());
     let triggers = (queues.unfinished_instances.clone(), queues.rooms.clone());
     context.spawn(
         "reconciling instances",
         instances.run(process.clone(), leadership.clone(), queues.instances.clone(), triggers),
     );
-    let pdbs = PdbTask::new(
-        context.client.clone(),
-        caches.instances.clone(),
-        caches.launchers.clone(),
-        context.refusals.clone(),
-    );
+    let pdbs = PdbTask::new(caches.guests.clone());
     let (queue, all) = (queues.pdbs.clone(), queues.all_pdbs.clone());
     context.spawn(
         "reconciling PDBs",
@@ -126,27 +100,17 @@ fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues:
         starting: context.args.migration_start_timeout,
         ..PhaseDeadlines::default()
     };
-    let migrations = MigrationTask::new(
-        context.client.clone(),
-        caches.migrations.clone(),
-        caches.instances.clone(),
-        caches.launchers.clone(),
-        context.events.clone(),
-        deadlines,
-        (context.refusals.clone(), queues.migrations.clone()),
-    );
+    let migrations = MigrationTask::new(caches.guests.clone(), deadlines, queues.migrations.clone());
     migrations.export(&context.telemetry.slots, leadership);
     context.spawn(
         "reconciling migrations",
         migrations.run(process.clone(), leadership.clone(), queues.waiting_migrations.clone()),
     );
     let drains = DrainTask::new(
-        context.client.clone(),
-        caches.previewer.clone(),
+        caches.guests.clone(),
         caches.node_pods.clone(),
-        context.events.clone(),
         context.telemetry.drains.clone(),
-        (context.refusals.clone(), queues.drains.clone()),
+        queues.drains.clone(),
     );
     context.spawn_triggered("reconciling drains", drains, &queues.drains);
     let refusals = RefusalTask::new(

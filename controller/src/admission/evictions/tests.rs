@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::{configuration_in_force::ConfigurationInForce, nodes::Nodes, pdbs::Pdbs};
+use crate::configuration_in_force::ConfigurationInForce;
 
 pub(super) fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({
@@ -84,13 +84,14 @@ pub(super) fn evictions(
 ) -> (EvictionReviews, ApiServer, watch::Sender<u64>) {
     let (client, server) = api_server();
     let node = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"unschedulable": true}})).unwrap();
-    let (nodes, pdbs) = (Nodes::filled(&client, [node]), Pdbs::filled(&client, pdbs));
-    let launchers = Launchers::filled(&client, pods, nodes, pdbs);
+    let (context, _) = GuestContext::empty(client);
+    context.launchers.nodes.nodes.show([node]);
+    context.launchers.pdbs.show(pdbs);
+    context.launchers.show(pods);
+    context.instances.objects.show(instances);
     let (changed, news) = watch::channel(0);
-    let (instances, migrations) = (Instances::filled(instances), Migrations::filled([]));
-    let migration_rate = MigrationRate::new(instances.clone(), migrations.clone());
     let held = HeldEvictions::register(&mut Registry::default());
-    let evictions = EvictionReviews::new(client, instances, migrations, launchers, migration_rate, news, held);
+    let evictions = EvictionReviews::new(context, news, held);
     (evictions, server, changed)
 }
 
@@ -212,7 +213,7 @@ async fn instance_without_strategy_follows_the_configuration() {
             eviction_strategy: strategy,
             ..Configuration::default()
         });
-        evictions.launchers.configuration = configuration;
+        evictions.context.launchers.configuration = configuration;
         let question = review_request(|_| {});
         let mut review = std::pin::pin!(evictions.review(&question));
         assert!(
@@ -314,7 +315,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
     ] {
         let known = sized(if marks { instance(|_| {}) } else { marked() });
         let (mut evictions, mut server, _changed) = evictions(vec![known], vec![pod()], vec![]);
-        evictions.migration_rate = evictions.migration_rate.learned(Duration::from_secs(takes), 1 << 30);
+        evictions.context.rate = evictions.context.rate.learned(Duration::from_secs(takes), 1 << 30);
         let began = clock::Instant::now();
         let (response, ()) = tokio::join!(evictions.review(&question), async {
             if marks {

@@ -23,16 +23,16 @@ fn migration(name: &str, of: &str, phase: &str) -> Value {
     })
 }
 
-fn state(instances: &[Value], migrations: &[Value]) -> (ClusterState, ApiServer) {
+fn context(instances: &[Value], migrations: &[Value]) -> (GuestContext, ApiServer) {
     let (client, server) = api_server();
     let read = |value: &Value| serde_json::from_value(value.clone()).unwrap();
-    let instances = Instances::filled(
-        instances
-            .iter()
-            .map(|value| serde_json::from_value(value.clone()).unwrap()),
-    );
-    let migrations = Migrations::filled(migrations.iter().map(read));
-    (ClusterState::new(client, instances, migrations), server)
+    let (context, _) = GuestContext::empty(client);
+    let instances = instances
+        .iter()
+        .map(|value| serde_json::from_value(value.clone()).unwrap());
+    context.instances.objects.show(instances);
+    context.migrations.objects.show(migrations.iter().map(read));
+    (context, server)
 }
 
 /// An expected request and its response: an object, or none.
@@ -40,7 +40,7 @@ type Exchange = (String, Option<Value>);
 
 /// Returns the verdict. The requests to the API server have to be exactly these.
 async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exchange>) -> Option<String> {
-    let (state, mut server) = state(instances, migrations);
+    let (context, mut server) = context(instances, migrations);
     let served = async move {
         for (path, served) in exchanges {
             let request = server.next_request().await;
@@ -53,8 +53,8 @@ async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exch
         server
     };
     let key = Key::namespaced("shop", "vm");
-    let (refusal, mut server) = tokio::join!(state.review(&key), served);
-    drop(state);
+    let (refusal, mut server) = tokio::join!(review(&context, &key), served);
+    drop(context);
     assert!(server.is_left_alone().await);
     refusal.map(|refusal| refusal.message)
 }
@@ -126,14 +126,14 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
 async fn unconfirmed_migration_review_is_left_to_the_controller() {
     let key = Key::namespaced("shop", "vm");
     for code in [403, 500] {
-        let (state, mut server) = state(&[], &[]);
+        let (context, mut server) = context(&[], &[]);
         let served = async { server.next_request().await.refuse(code, "Broken") };
-        let (refusal, ()) = tokio::join!(state.review(&key), served);
+        let (refusal, ()) = tokio::join!(review(&context, &key), served);
         assert_eq!(refusal, None, "{code}");
     }
     // An API server that does not respond does not delay the review beyond its time limit.
-    let (state, mut server) = state(&[], &[]);
+    let (context, mut server) = context(&[], &[]);
     let served = async { server.next_request().await };
-    let (refusal, _unanswered) = tokio::join!(state.review(&key), served);
+    let (refusal, _unanswered) = tokio::join!(review(&context, &key), served);
     assert_eq!(refusal, None);
 }
