@@ -50,8 +50,7 @@ use crate::{
 };
 
 /// Status code and reason of refusals, as in KubeVirt and Kubernetes.
-const CODE: u16 = 422;
-const REASON: &str = "Invalid";
+const INVALID: (u16, &str) = (422, "Invalid");
 
 /// Returns the handlers of all paths.
 pub(crate) fn handlers(
@@ -174,16 +173,22 @@ fn response(request: &ReviewRequest, refusals: &[AdmissionRefusal]) -> Admission
     }
 }
 
+/// Returns a denial with this message, status code and reason.
+fn denied_with(response: AdmissionResponse, message: impl ToString, (code, reason): (u16, &str)) -> AdmissionResponse {
+    let mut response = response.deny(message);
+    response.result.status = Some(StatusSummary::Failure);
+    response.result.code = code;
+    response.result.reason = reason.into();
+    response
+}
+
 fn denied(response: AdmissionResponse, refusals: &[AdmissionRefusal]) -> AdmissionResponse {
-    let mut response = response.deny(sentence(refusals));
+    let mut response = denied_with(response, sentence(refusals), INVALID);
     let causes = refusals.iter().take(MAX_REFUSALS).map(|refusal| StatusCause {
         reason: refusal.reason.as_str().into(),
         message: refusal.cause().into(),
         field: refusal.field.clone(),
     });
-    response.result.status = Some(StatusSummary::Failure);
-    response.result.code = CODE;
-    response.result.reason = REASON.into();
     response.result.details = Some(StatusDetails {
         name: String::new(),
         group: String::new(),

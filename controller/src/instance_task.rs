@@ -59,29 +59,9 @@ const INSTANCES_PER_SWEEP: usize = 1000;
 pub(crate) struct InstanceTask {
     context: GuestContext,
     events: EventRecorder,
-    probed_pods: ProbedPods,
-}
-
-/// Pod of each instance for which the API server has responded to the probe request. Recorded until the request is no
-/// longer planned.
-#[derive(Debug, Default)]
-struct ProbedPods(Mutex<HashMap<Key, String>>);
-
-impl ProbedPods {
-    /// Returns whether the API server has responded to the request for this pod.
-    fn has(&self, instance: &Key, pod_uid: &str) -> bool {
-        self.0.lock().get(instance).is_some_and(|uid| uid == pod_uid)
-    }
-
-    /// Records the response for this pod.
-    fn record(&self, instance: &Key, pod_uid: &str) {
-        self.0.lock().insert(instance.clone(), pod_uid.into());
-    }
-
-    /// Allows a new request for the instance. Also called for a deleted instance.
-    fn forget(&self, instance: &Key) {
-        self.0.lock().remove(instance);
-    }
+    /// UID of each instance's pod for which the API server has responded to the probe request. Kept until the request is
+    /// no longer planned.
+    probed_pods: Mutex<HashMap<Key, String>>,
 }
 
 impl InstanceTask {
@@ -90,7 +70,7 @@ impl InstanceTask {
         Self {
             events: context.events.recorder("Reconcile"),
             context,
-            probed_pods: ProbedPods::default(),
+            probed_pods: Mutex::default(),
         }
     }
 
@@ -196,7 +176,7 @@ impl Reconciler for InstanceTask {
 
     async fn observe(&self, key: &Key) -> Result<Option<InstanceObservation>, ReconcileError> {
         let Some(instance) = self.context.instances.objects.newest(key) else {
-            self.probed_pods.forget(key);
+            self.probed_pods.lock().remove(key);
             return Ok(None);
         };
         let pods = self.context.launchers.of(&instance);
@@ -248,7 +228,7 @@ impl Reconciler for InstanceTask {
                 .iter()
                 .any(|step| matches!(step, InstanceStep::ProbeImages { .. }))
             {
-                self.probed_pods.forget(key);
+                self.probed_pods.lock().remove(key);
             }
             observed.failed_create = self.take_steps(key, &mut observed.instance, &plan.steps).await?;
             if observed.failed_create.is_some() {
@@ -505,7 +485,7 @@ impl InstanceTask {
         (name, uid): (&str, &str),
         containers: &[EphemeralContainer],
     ) -> Result<(), ReconcileError> {
-        if self.probed_pods.has(key, uid) {
+        if self.probed_pods.lock().get(key).is_some_and(|probed| probed == uid) {
             return Ok(());
         }
         match self.context.launchers.run_beside(instance, name, uid, containers).await {
@@ -527,7 +507,7 @@ impl InstanceTask {
             Ok(()) => {}
         }
         // The response is recorded after the request, because the reconcile may be interrupted during the request.
-        self.probed_pods.record(key, uid);
+        self.probed_pods.lock().insert(key.clone(), uid.into());
         Ok(())
     }
 

@@ -113,6 +113,26 @@ struct LeaseSeen {
     failure: Option<LeaseFailure>,
 }
 
+impl LeaseSeen {
+    /// Records the result of a write.
+    ///
+    /// # Errors
+    /// If the write failed.
+    fn record(&mut self, result: LeaseWriteResult) -> Result<StepResult, LeaseFailure> {
+        match result {
+            LeaseWriteResult::Done(written) => {
+                self.lease = Some(*written);
+                Ok(StepResult::Yes)
+            }
+            LeaseWriteResult::Changed(now) => {
+                self.lease = now.map(|now| *now);
+                Ok(StepResult::Changed)
+            }
+            LeaseWriteResult::Failed(failure) => Err(failure),
+        }
+    }
+}
+
 /// The queues of the task.
 #[derive(Clone, Debug)]
 pub(crate) struct MaintenanceQueues {
@@ -524,20 +544,11 @@ impl MaintenanceTask {
             }
             LeaseRelease::Empty(lease) => *lease,
         };
-        match self.leases.write(group, &LeaseWrite { exists: true, lease }).await? {
-            LeaseWriteResult::Done(written) => {
-                seen.lease = Some(*written);
-                Ok(StepResult::Yes)
-            }
-            LeaseWriteResult::Changed(now) => {
-                seen.lease = now.map(|now| *now);
-                Ok(StepResult::Changed)
-            }
-            LeaseWriteResult::Failed(failure) => Err(ReconcileError::Refused {
-                step: "the release of the node's Lease",
-                message: failure.why,
-            }),
-        }
+        let written = self.leases.write(group, &LeaseWrite { exists: true, lease }).await?;
+        seen.record(written).map_err(|failure| ReconcileError::Refused {
+            step: "the release of the node's Lease",
+            message: failure.why,
+        })
     }
 
     async fn write_lease(
@@ -546,20 +557,11 @@ impl MaintenanceTask {
         seen: &mut LeaseSeen,
         write: &LeaseWrite,
     ) -> Result<StepResult, ReconcileError> {
-        Ok(match self.leases.write(group, write).await? {
-            LeaseWriteResult::Done(written) => {
-                seen.lease = Some(*written);
-                StepResult::Yes
-            }
-            LeaseWriteResult::Changed(now) => {
-                seen.lease = now.map(|now| *now);
-                StepResult::Changed
-            }
-            LeaseWriteResult::Failed(failure) => {
-                seen.failure = Some(failure);
-                StepResult::Changed
-            }
-        })
+        let written = self.leases.write(group, write).await?;
+        Ok(seen.record(written).unwrap_or_else(|failure| {
+            seen.failure = Some(failure);
+            StepResult::Changed
+        }))
     }
 
     fn api(&self, group: Group) -> Api<NodeMaintenance> {

@@ -49,7 +49,6 @@ use kube::{
     core::{
         DynamicObject,
         admission::{AdmissionRequest, AdmissionResponse},
-        response::StatusSummary,
     },
 };
 use serde_json::json;
@@ -59,6 +58,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
+use super::denied_with;
 use crate::{
     evacuation_requests::EvacuationRequest, guest_context::GuestContext, launcher_owner::owner, launchers::PodDeletion,
 };
@@ -71,8 +71,7 @@ pub(crate) const MAX_HELD_EVICTIONS: usize = 8;
 /// Maximum number of repetitions of marking an instance, if the request conflicts with other writes to the instance.
 const MAX_MARK_REPETITIONS: u32 = 5;
 /// Status code and reason of refusals, as for a PDB.
-const CODE: u16 = 429;
-const REASON: &str = "TooManyRequests";
+const TOO_MANY_REQUESTS: (u16, &str) = (429, "TooManyRequests");
 /// Status code and reason for an eviction whose preconditions do not hold, as in the API server.
 const CONFLICT: (u16, &str) = (409, "Conflict");
 
@@ -531,11 +530,7 @@ fn read(request: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
 /// alone.
 fn conflicting(response: AdmissionResponse, eviction: &Eviction, text: String) -> AdmissionResponse {
     info!(pod = %eviction.pod, reason = text, "eviction refused: the preconditions do not match the pod of this name");
-    let mut response = response.deny(text);
-    response.result.status = Some(StatusSummary::Failure);
-    response.result.code = CONFLICT.0;
-    response.result.reason = CONFLICT.1.into();
-    response
+    denied_with(response, text, CONFLICT)
 }
 
 fn refused(
@@ -548,11 +543,7 @@ fn refused(
         Some(instance) => (instance.namespace().unwrap_or_default(), instance.name_any()),
         None => Default::default(),
     };
-    let mut response = response.deny(refusal.text(&namespace, &name, detail));
-    response.result.status = Some(StatusSummary::Failure);
-    response.result.code = CODE;
-    response.result.reason = REASON.into();
-    response
+    denied_with(response, refusal.text(&namespace, &name, detail), TOO_MANY_REQUESTS)
 }
 
 #[cfg(test)]

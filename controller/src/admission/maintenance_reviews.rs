@@ -28,7 +28,7 @@ use kube::{
 use serde_json::Value;
 use tracing::{debug, warn};
 
-use super::{ReviewRequest, raw};
+use super::{ReviewRequest, denied_with, raw};
 use crate::{
     maintenances::Maintenances,
     requests::{deleting_version, writing},
@@ -43,8 +43,7 @@ const WITHIN: Duration = Duration::from_secs(8);
 /// time.
 const TRIES: usize = 3;
 /// Status code and reason of refusals, as in the operators.
-const CODE: u16 = 403;
-const REASON: &str = "Forbidden";
+const FORBIDDEN: (u16, &str) = (403, "Forbidden");
 
 /// Returns the preview of a drain of the node with this name, one line for each item.
 pub(crate) type Preview = Arc<dyn Fn(&str) -> Vec<String> + Send + Sync>;
@@ -265,10 +264,7 @@ fn unsure(error: &kube::Error) -> RefusalMessage {
 }
 
 fn refused(response: AdmissionResponse, why: &str) -> AdmissionResponse {
-    let mut response = response.deny(why);
-    response.result.code = CODE;
-    response.result.reason = REASON.into();
-    response
+    denied_with(response, why, FORBIDDEN)
 }
 
 fn warned(mut response: AdmissionResponse, warnings: Vec<String>) -> AdmissionResponse {

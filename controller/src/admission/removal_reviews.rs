@@ -14,7 +14,7 @@ use drydock_runtime::{Cache, WatchProblem};
 use kube::{ResourceExt, core::admission::AdmissionResponse};
 use tracing::info;
 
-use super::ReviewRequest;
+use super::{ReviewRequest, denied_with};
 use crate::{
     instances::Instances,
     maintenances::Maintenances,
@@ -85,9 +85,9 @@ impl RemovalReview {
                     user = deletion.user,
                     "deletion denied: virtual machines or node maintenances still exist"
                 );
-                refused(response, why, IN_USE)
+                denied_with(response, why, IN_USE)
             }
-            RemovalVerdict::Unknown(why) => refused(response, why, UNKNOWN),
+            RemovalVerdict::Unknown(why) => denied_with(response, why, UNKNOWN),
         }
     }
 
@@ -123,13 +123,6 @@ fn left<K>(kind: &'static str, cache: &Cache<K>) -> RemainingObjects {
         kind,
         names,
     }
-}
-
-fn refused(response: AdmissionResponse, why: String, (code, reason): (u16, &str)) -> AdmissionResponse {
-    let mut response = response.deny(why);
-    response.result.code = code;
-    response.result.reason = reason.into();
-    response
 }
 
 #[cfg(test)]
