@@ -22,7 +22,6 @@ use std::{
 
 use drydock_api::{
     Hypervisor, HypervisorStatus, annotations::MASK_CPU_FEATURES, hypervisor::AgentEndpoint, launcher::USERFAULTFD,
-    node_reference,
 };
 use drydock_core::{
     configuration::{Configuration, ConfigurationSource, Resolution, gathering::sources, spread},
@@ -35,7 +34,7 @@ use drydock_core::{
     readiness::pins_cpus,
 };
 use drydock_host::{guest_devices, watch::HostWatch};
-use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock, latest_state};
+use drydock_runtime::{Backoff, EventRecorder, Events, Process, ReadyHandle, Severity, chain, clock, latest_state};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::PartialObjectMeta};
@@ -67,7 +66,7 @@ pub(crate) struct NodeTask {
     caches: AgentCaches,
     pods: LauncherPods,
     writes: Writes,
-    events: Events,
+    events: EventRecorder,
     metrics: AgentMetrics,
     process: Process,
     lease: NodeLease,
@@ -120,7 +119,7 @@ impl NodeTask {
         caches: AgentCaches,
         pods: LauncherPods,
         writes: Writes,
-        events: Events,
+        events: &Events,
         metrics: AgentMetrics,
         process: Process,
         lease: NodeLease,
@@ -157,7 +156,7 @@ impl NodeTask {
             caches,
             pods,
             writes,
-            events,
+            events: events.recorder("Inspect"),
             metrics,
             process,
             lease,
@@ -467,13 +466,7 @@ impl NodeTask {
         } in events
         {
             info!(reason, "{message}");
-            self.events.publish(drydock_runtime::Event::new(
-                node_reference(&self.args.node_name, node.uid()),
-                "Inspect",
-                if warning { Severity::Warning } else { Severity::Normal },
-                reason,
-                message,
-            ));
+            self.events.record(node, Severity::of(warning), reason, message);
         }
     }
 

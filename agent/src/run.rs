@@ -140,7 +140,7 @@ async fn wire(args: AgentRunArgs, process: Process, logs: LogHandle) -> Result<(
         caches,
         pods,
         writes,
-        events,
+        &events,
         telemetry.agent,
         process.clone(),
         lease,

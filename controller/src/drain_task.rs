@@ -199,7 +199,7 @@ impl DrainTask {
     /// Creates the task with these caches. `changed` triggers a new plan.
     pub(crate) fn new(context: GuestContext, pods: NodePods, metrics: DrainMetrics, changed: Trigger) -> Self {
         Self {
-            reports: Reports::new(&context.client, context.events.clone(), metrics),
+            reports: Reports::new(&context.client, &context.events, metrics),
             events: context.events.recorder("Evacuate"),
             context,
             pods,

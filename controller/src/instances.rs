@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_api::{controlling_owner, kubevirt::VirtualMachineInstance};
 use drydock_core::eviction::{evacuation_request, strategy::clear_filled_in};
 use drydock_runtime::{AssumeCache, CacheChange, Index, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -41,7 +41,7 @@ struct InstanceIndexes {
 impl InstanceIndexes {
     fn new() -> Self {
         Self {
-            of_sets: Index::by(set_of),
+            of_sets: Index::by(|instance| set_of(instance).map(|set| set.uid.clone())),
             on_nodes: Index::by(|instance| instance.node_name().map(str::to_owned)),
             unfinished: Index::by(|instance| is_unfinished(instance).then(String::new)),
             marked: Index::by(|instance| evacuation_request::of(instance).map(|_| String::new())),
@@ -149,16 +149,9 @@ fn is_unfinished(instance: &VirtualMachineInstance) -> bool {
     !phase.unwrap_or_default().is_final() || instance.metadata.deletion_timestamp.is_some()
 }
 
-/// Returns the owner that controls an instance.
-pub(crate) fn controller(instance: &VirtualMachineInstance) -> Option<&OwnerReference> {
-    let owners = instance.metadata.owner_references.as_ref()?;
-    owners.iter().find(|owner| owner.controller == Some(true))
-}
-
-/// Returns the UID of the replica set that controls an instance.
-fn set_of(instance: &VirtualMachineInstance) -> Option<String> {
-    let owner = controller(instance)?;
-    (owner.kind == "VirtualMachineInstanceReplicaSet").then(|| owner.uid.clone())
+/// Returns the replica set that controls an instance.
+fn set_of(instance: &VirtualMachineInstance) -> Option<&OwnerReference> {
+    controlling_owner(&instance.metadata).filter(|owner| owner.kind == "VirtualMachineInstanceReplicaSet")
 }
 
 /// Returns the replica sets that a change of an instance concerns.
@@ -166,11 +159,8 @@ pub(crate) fn sets_of_change(change: &CacheChange<VirtualMachineInstance>) -> Ve
     let CacheChange::Object { key, old, new } = change else {
         return Vec::new();
     };
-    let owners = old.iter().chain(new).filter_map(|instance| controller(instance));
-    let mut sets: Vec<Key> = owners
-        .filter(|owner| owner.kind == "VirtualMachineInstanceReplicaSet")
-        .map(|owner| key.beside(&owner.name))
-        .collect();
+    let owners = old.iter().chain(new).filter_map(|instance| set_of(instance));
+    let mut sets: Vec<Key> = owners.map(|owner| key.beside(&owner.name)).collect();
     sets.dedup();
     sets
 }

@@ -1,6 +1,6 @@
 //! The instance that a launcher pod was created for.
 
-use drydock_api::kubevirt::names::CREATED_BY;
+use drydock_api::{controlling_owner, kubevirt::names::CREATED_BY};
 use drydock_runtime::Key;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -8,10 +8,7 @@ use kube::ResourceExt;
 /// Returns namespace, name and UID of the instance that a pod was created for, if a VirtualMachineInstance controls
 /// it.
 pub(crate) fn owner(pod: &Pod) -> Option<(Key, String)> {
-    let owners = pod.metadata.owner_references.as_ref()?;
-    let owner = owners
-        .iter()
-        .find(|owner| owner.controller == Some(true) && owner.kind == "VirtualMachineInstance")?;
+    let owner = controlling_owner(&pod.metadata).filter(|owner| owner.kind == "VirtualMachineInstance")?;
     let namespace = pod.metadata.namespace.as_deref()?;
     Some((Key::namespaced(namespace, &owner.name), owner.uid.clone()))
 }

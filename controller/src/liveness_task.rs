@@ -13,12 +13,11 @@ use std::{sync::Arc, time::Duration};
 use drydock_api::{
     labels::{FALSE, SCHEDULABLE, TRUE},
     leases::{NODE_LEASE_NAMESPACE, STALE_AFTER},
-    node_reference,
     reasons::events::NODE_UNRESPONSIVE,
 };
 use drydock_core::instance::AgentSign;
 use drydock_runtime::{
-    AssumeCache, CacheChange, Event, Events, Key, Severity, Trigger, Watch, WatchStarter,
+    AssumeCache, CacheChange, EventRecorder, Events, Key, Severity, Trigger, Watch, WatchStarter,
     clock::Instant,
     lease::{LeaderTerm, Staleness},
 };
@@ -32,7 +31,11 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info;
 
-use crate::{metrics::ControllerMetrics, reconciler::triggered::Triggered, requests::patching};
+use crate::{
+    metrics::ControllerMetrics,
+    reconciler::triggered::Triggered,
+    requests::{patching, unless_missing},
+};
 
 /// Parts of a Lease that change with a renewal: holder and renewal time.
 type Stamp = (Option<String>, Option<MicroTime>);
@@ -110,7 +113,7 @@ pub(crate) struct LivenessTask {
     leases: Api<Lease>,
     nodes: AssumeCache<Node>,
     unresponsive: UnresponsiveAgents,
-    events: Events,
+    events: EventRecorder,
     metrics: ControllerMetrics,
 }
 
@@ -170,7 +173,7 @@ impl LivenessTask {
         watches: &WatchStarter,
         nodes: AssumeCache<Node>,
         unresponsive: UnresponsiveAgents,
-        events: Events,
+        events: &Events,
         metrics: ControllerMetrics,
     ) -> Self {
         let observed = unresponsive.clone();
@@ -186,7 +189,7 @@ impl LivenessTask {
             api: Api::all(client),
             nodes,
             unresponsive,
-            events,
+            events: events.recorder("Watch"),
             metrics,
         }
     }
@@ -216,10 +219,10 @@ impl LivenessTask {
             return Ok(());
         }
         let patch = json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}});
-        match self.api.patch_metadata(name, &patching(), &Patch::Merge(patch)).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
-            result => result?,
-        };
+        let response = self.api.patch_metadata(name, &patching(), &Patch::Merge(patch)).await;
+        if unless_missing(response)?.is_none() {
+            return Ok(());
+        }
         info!(
             node = name,
             "the agent is unresponsive, the node accepts no new virtual machines"
@@ -230,13 +233,7 @@ impl LivenessTask {
              Lease is renewed",
             STALE_AFTER.as_secs()
         );
-        self.events.publish(Event::new(
-            node_reference(name, node.uid()),
-            "Watch",
-            Severity::Warning,
-            NODE_UNRESPONSIVE,
-            note,
-        ));
+        self.events.record(node, Severity::Warning, NODE_UNRESPONSIVE, note);
         Ok(())
     }
 }
@@ -390,11 +387,11 @@ mod tests {
             instance: "test".into(),
         };
         let events = Events::start(&process, for_events, reporter, &EventMetrics::default());
-        (task_over(names, client, events), term, server, events_server)
+        (task_over(names, client, &events), term, server, events_server)
     }
 
     /// Returns a task with nodes of which only `b` is unschedulable. The watch has shown a Lease of each agent.
-    fn task_over(names: &[&str], client: Client, events: Events) -> LivenessTask {
+    fn task_over(names: &[&str], client: Client, events: &Events) -> LivenessTask {
         let node = |name: &&str| {
             let schedulable = if *name == "b" { FALSE } else { TRUE };
             let metadata = json!({"name": name, "uid": name, "labels": {SCHEDULABLE: schedulable}});
@@ -414,7 +411,7 @@ mod tests {
             api: Api::all(client),
             nodes: AssumeCache::filled(names.iter().map(node)),
             unresponsive,
-            events,
+            events: events.recorder("Watch"),
             metrics: ControllerMetrics::default(),
         }
     }
@@ -515,7 +512,7 @@ mod tests {
 
     impl Scenario for Silence {
         fn start(client: Client, events: Events) -> Self {
-            Self(task_over(&["a", "c"], client, events))
+            Self(task_over(&["a", "c"], client, &events))
         }
 
         fn show(&self, cluster: &FakeCluster) {
@@ -567,7 +564,7 @@ mod tests {
                 instance: "test".into(),
             };
             let events = Events::start(&process, for_events, reporter, &EventMetrics::default());
-            let task = task_over(&["a", "c"], client, events);
+            let task = task_over(&["a", "c"], client, &events);
             let leads = Arc::new(AtomicBool::new(true));
             let changed = task.unresponsive.changed.clone();
             let metrics = WorkQueueMetrics::default();

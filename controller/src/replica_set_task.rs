@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use drydock_api::{
-    CONTROLLER_FIELD_MANAGER,
+    CONTROLLER_FIELD_MANAGER, controlling_owner,
     kubevirt::{
         VirtualMachineInstance, VirtualMachineInstanceReplicaSet, replica_set::VirtualMachineInstanceReplicaSetStatus,
     },
@@ -30,7 +30,6 @@ use tracing::info;
 
 use crate::{
     guest_context::GuestContext,
-    instances::controller,
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
@@ -211,7 +210,9 @@ impl ReplicaSetTask {
             .api(key)
             .list(&ListParams::default().labels(&labels))
             .await?;
-        let owned = |instance: &_| controller(instance).map(|owner| &owner.uid) == found.metadata.uid.as_ref();
+        let owned = |instance: &VirtualMachineInstance| {
+            controlling_owner(&instance.metadata).map(|owner| &owner.uid) == found.metadata.uid.as_ref()
+        };
         let instances = listed.items.into_iter().filter(owned).map(Arc::new).collect();
         Ok(Some((found, instances)))
     }

@@ -73,7 +73,7 @@ async fn fixture(node: Option<PartialObjectMeta<Node>>) -> Fixture {
         AgentCaches::filled("n", node, None),
         LauncherPods::filled([]),
         Writes::new(client, "n".into()),
-        Events::start(&process, for_events, reporter, &EventMetrics::default()),
+        &Events::start(&process, for_events, reporter, &EventMetrics::default()),
         AgentMetrics::default(),
         process.clone(),
         NodeLease::start(for_lease, "n", "p", &process),

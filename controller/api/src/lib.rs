@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::CustomResourceExt;
 
 pub use hyperconverged::{HyperConverged, HyperConvergedSpec, HyperConvergedStatus};
@@ -76,6 +77,12 @@ pub fn node_reference(name: &str, uid: Option<String>) -> ObjectReference {
         uid,
         ..ObjectReference::default()
     }
+}
+
+/// Returns the owner that controls an object.
+pub fn controlling_owner(object: &ObjectMeta) -> Option<&OwnerReference> {
+    let owners = object.owner_references.as_ref()?;
+    owners.iter().find(|owner| owner.controller == Some(true))
 }
 
 /// Field manager of everything that the node agent applies.

@@ -17,13 +17,16 @@ pub mod printable;
 mod start_failure;
 mod strategy;
 
-use drydock_api::kubevirt::{
-    Condition, Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
-    instance::StartStrategy,
-    machine::{StartFailure, StateChange, StateChangeRequest},
-    names::{
-        TEMPLATE, VM_FINALIZER, conditions as types,
-        reasons::{EVICTED, EVICTED_BY_KUBELET},
+use drydock_api::{
+    controlling_owner,
+    kubevirt::{
+        Condition, Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
+        instance::StartStrategy,
+        machine::{StartFailure, StateChange, StateChangeRequest},
+        names::{
+            TEMPLATE, VM_FINALIZER, conditions as types,
+            reasons::{EVICTED, EVICTED_BY_KUBELET},
+        },
     },
 };
 use jiff::Timestamp;
@@ -132,9 +135,7 @@ pub fn run_strategy(machine: &VirtualMachine) -> RunStrategy {
 
 /// Returns whether the machine is the controller of this instance. The instance's name alone does not show that.
 pub fn owns(machine: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
-    let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
-    let controller = owners.iter().find(|owner| owner.controller == Some(true));
-    controller.is_some_and(|owner| Some(&owner.uid) == machine.metadata.uid.as_ref())
+    controlling_owner(&instance.metadata).is_some_and(|owner| Some(&owner.uid) == machine.metadata.uid.as_ref())
 }
 
 /// Returns whether the guest of this instance ever ran.

@@ -3,14 +3,13 @@
 use drydock_api::{
     Hypervisor,
     hypervisor::DrainPreview,
-    node_reference,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_core::{
     conditions::{ConditionStatus, whole_seconds},
     drain::{DrainReport, node_conditions::Drained},
 };
-use drydock_runtime::{Event, Events, Severity, apply_status, identity_of};
+use drydock_runtime::{EventRecorder, Events, Severity, apply_status, identity_of};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kube::{Api, Client, ResourceExt};
@@ -30,16 +29,16 @@ const PREVIEW_MANAGER: &str = "drydock-drain-preview";
 pub(super) struct Reports {
     nodes: Api<Node>,
     hypervisors: Api<Hypervisor>,
-    events: Events,
+    events: EventRecorder,
     metrics: DrainMetrics,
 }
 
 impl Reports {
-    pub(super) fn new(client: &Client, events: Events, metrics: DrainMetrics) -> Self {
+    pub(super) fn new(client: &Client, events: &Events, metrics: DrainMetrics) -> Self {
         Self {
             nodes: Api::all(client.clone()),
             hypervisors: Api::all(client.clone()),
-            events,
+            events: events.recorder("Drain"),
             metrics,
         }
     }
@@ -148,18 +147,9 @@ impl Reports {
         if drained(before) || !drained(after) {
             return;
         }
-        let (name, note) = (
-            node.name_any(),
-            "nothing is left on the node that a drain would move: the node is safe to power off",
-        );
-        info!(node = name, "{note}");
-        self.events.publish(Event::new(
-            node_reference(&name, node.uid()),
-            "Drain",
-            Severity::Normal,
-            "NodeDrained",
-            note,
-        ));
+        let note = "nothing is left on the node that a drain would move: the node is safe to power off";
+        info!(node = node.name_any(), "{note}");
+        self.events.record(node, Severity::Normal, "NodeDrained", note);
     }
 }
 

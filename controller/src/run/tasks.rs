@@ -132,7 +132,7 @@ fn spawn_nodes(context: &ProcessContext, caches: &ControllerCaches, queues: &Que
         &context.watches,
         caches.nodes.nodes.clone(),
         caches.unresponsive_agents.clone(),
-        context.events.clone(),
+        &context.events,
         context.telemetry.nodes.clone(),
     );
     context.spawn_triggered("observing agents' Leases", liveness, &queues.liveness);

@@ -16,6 +16,7 @@
 //! user has set. A spec is immutable, so a strategy cannot be set later.
 
 use drydock_api::{
+    controlling_owner,
     hyperconverged::EvictionStrategy,
     kubevirt::{VirtualMachine, VirtualMachineInstance, names::TEMPLATE},
 };
@@ -42,19 +43,14 @@ pub fn in_force(
 /// Clears the filled-in strategy of a VMI without owner, based on the manifest that `kubectl apply` recorded. Must be
 /// called before that annotation is removed.
 pub fn clear_filled_in(instance: &mut VirtualMachineInstance) {
-    if !has_controller(instance) && was_filled_in(instance, None) {
+    if controlling_owner(&instance.metadata).is_none() && was_filled_in(instance, None) {
         instance.spec.eviction_strategy = None;
     }
 }
 
-fn has_controller(instance: &VirtualMachineInstance) -> bool {
-    let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
-    owners.iter().any(|owner| owner.controller == Some(true))
-}
-
 fn was_filled_in(instance: &VirtualMachineInstance, machine: Option<&VirtualMachine>) -> bool {
     let annotation = |key: &str| instance.metadata.annotations.as_ref().and_then(|all| all.get(key));
-    if has_controller(instance) {
+    if controlling_owner(&instance.metadata).is_some() {
         return machine
             .filter(|machine| owns(machine, instance))
             .is_some_and(|machine| {

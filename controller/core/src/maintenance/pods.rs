@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use drydock_api::maintenance::Blocker;
+use drydock_api::{controlling_owner, maintenance::Blocker};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
@@ -192,8 +192,7 @@ pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> Po
 
 /// Returns the namespace and name of the DaemonSet that controls a pod.
 pub fn daemon_set(pod: &Pod) -> Option<(&str, &str)> {
-    let owners = pod.metadata.owner_references.as_ref()?;
-    let owner = owners.iter().find(|owner| owner.controller == Some(true))?;
+    let owner = controlling_owner(&pod.metadata)?;
     (owner.kind == "DaemonSet").then_some((pod.metadata.namespace.as_deref()?, &owner.name))
 }
 

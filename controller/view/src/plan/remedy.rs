@@ -2,9 +2,12 @@
 
 use std::fmt::Write as _;
 
-use drydock_api::kubevirt::{
-    VirtualMachineInstance,
-    names::{EVACUATION_FALLBACK, RESTART},
+use drydock_api::{
+    controlling_owner,
+    kubevirt::{
+        VirtualMachineInstance,
+        names::{EVACUATION_FALLBACK, RESTART},
+    },
 };
 use serde::Serialize;
 
@@ -40,10 +43,7 @@ impl Remedy {
     /// | `External` | wait for the component that moves the guest, which is not Drydock |
     /// | `NotRequested`, `Refused` | none in general: the message has the cause |
     pub(crate) fn of(reason: &str, instance: &VirtualMachineInstance, namespace: &str, name: &str) -> Option<Self> {
-        let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
-        let restarts = owners
-            .iter()
-            .any(|owner| owner.controller == Some(true) && owner.kind == "VirtualMachine");
+        let restarts = controlling_owner(&instance.metadata).is_some_and(|owner| owner.kind == "VirtualMachine");
         let shut_down = if restarts {
             Self {
                 text: "allow the guest to be restarted on another node".into(),
