@@ -366,7 +366,7 @@ impl DrainTask {
             is_of_drain(&instance, &name).then(|| (instance, self.context.migrations.of_instance(key)))
         });
         let instances = instances.collect();
-        let evictable = self.pods.of(&name).filter(|_| self.pods.is_clear(&name));
+        let evictable = self.pods.of(&name).filter(|_| self.pods.are_current(&name));
         NodeObjects {
             marks,
             instances,

@@ -352,7 +352,7 @@ impl Reconciler for MaintenanceRun<'_> {
             lease_failure: observed.lease.failure.as_ref(),
             has_conflict: self.has_conflict,
             pods: observed.pods.as_deref(),
-            pods_are_current: task.pods.is_clear(self.node),
+            pods_are_current: task.pods.are_current(self.node),
             known: PodContext {
                 daemon_set_is_gone: &|namespace, name| observed.gone.contains(&(namespace.to_owned(), name.to_owned())),
                 pdbs: &task.node_context.pdbs(),

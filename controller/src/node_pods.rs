@@ -82,14 +82,11 @@ impl NodePods {
         pods.sync_state().synced.then(|| pods.all())
     }
 
-    /// Returns whether the watch of a node's pods is synced and has no problem. Otherwise [`of`](Self::of) may be
-    /// outdated.
-    pub(crate) fn is_clear(&self, node: &str) -> bool {
-        self.0
-            .watched
-            .lock()
-            .get(node)
-            .is_some_and(|watched| watched.pods.sync_state().is_clear())
+    /// Returns whether the watch of a node's pods has no problem. Otherwise [`of`](Self::of) may be outdated.
+    pub(crate) fn are_current(&self, node: &str) -> bool {
+        let watched = self.0.watched.lock();
+        let node = watched.get(node);
+        node.is_some_and(|node| node.pods.sync_state().problem.is_none())
     }
 }
 

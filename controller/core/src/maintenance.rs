@@ -61,9 +61,10 @@ pub struct ObservedMaintenance<'a> {
     pub lease_failure: Option<&'a LeaseFailure>,
     /// Whether another maintenance of the same node counts, instead of this one.
     pub has_conflict: bool,
-    /// All pods of the node; `None` if unknown.
+    /// All pods of the node; `None` before the first list.
     pub pods: Option<&'a [Arc<Pod>]>,
-    /// Whether the watch of pods is live, so that a pod that is not among `pods` does not exist.
+    /// Whether the watch of pods has no problem, so that a pod that is not among `pods` does not exist. Before the first
+    /// list, the list is in flight.
     pub pods_are_current: bool,
     /// Other known state for the pods.
     pub known: PodContext<'a>,
@@ -300,6 +301,10 @@ fn empty(
     node: &Node,
     lease: &report::LeaseReport,
 ) -> Turn {
+    if seen.pods.is_none() && seen.pods_are_current && succeeded(before) {
+        // A new leader keeps the report of the previous one until its first list of pods, which triggers the next plan.
+        return Turn::only(MaintenanceStep::Wait);
+    }
     let grace = seen.object.spec.grace_period_seconds;
     let drain = seen.pods.map(|pods| {
         pods::drain(
@@ -317,12 +322,8 @@ fn empty(
         (targets, wake) = (drain.evict, drain.wake);
     }
     let (status, later) = report::worth_writing(before, after, seen.now);
-    let succeeds = |status: &NodeMaintenanceStatus| {
-        MaintenancePhase::of(status) == Some(MaintenancePhase::Succeeded)
-            && MaintenancePhase::of(before) != MaintenancePhase::of(status)
-    };
     let events = match &status {
-        Some(status) if succeeds(status) => vec![MaintenanceEvent::succeeded()],
+        Some(status) if succeeded(status) && !succeeded(before) => vec![MaintenanceEvent::succeeded()],
         _ => Vec::new(),
     };
     let next = match (targets.is_empty(), status) {
@@ -334,6 +335,10 @@ fn empty(
         events,
         wake: wake.into_iter().chain(later).min(),
     }
+}
+
+fn succeeded(status: &NodeMaintenanceStatus) -> bool {
+    MaintenancePhase::of(status) == Some(MaintenancePhase::Succeeded)
 }
 
 /// Waits for a Lease that another holder has, or that cannot be written: the node is not changed meanwhile.

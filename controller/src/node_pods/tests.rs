@@ -56,12 +56,12 @@ async fn node_is_watched_once_while_kept() {
     let shown = pods.of("n").unwrap();
     assert_eq!(shown.len(), 1);
     assert!(notified.try_iter().all(|node| node == "n"));
-    assert!(pods.is_clear("n"));
+    assert!(pods.are_current("n"));
     drop(one);
     assert!(pods.of("n").is_some(), "the other one still keeps it");
     drop(two);
     assert!(pods.of("n").is_none());
-    assert!(!pods.is_clear("n"));
+    assert!(!pods.are_current("n"));
     assert!(server.is_left_alone().await);
 }
 
