@@ -24,7 +24,6 @@ impl InstanceClaims {
         let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims")
             .listing(ListMode::Streamed)
             .prune(|claim| {
-                claim.metadata.managed_fields = None;
                 claim.metadata.annotations = None;
                 claim.metadata.labels = None;
                 claim.status = None;

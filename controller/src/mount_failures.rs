@@ -114,7 +114,6 @@ fn last(event: &Event) -> Option<Timestamp> {
 }
 
 fn prune(event: &mut Event) {
-    event.metadata.managed_fields = None;
     event.related = None;
     event.source = None;
     let is_launcher = |name: &String| name.starts_with(LAUNCHERS);

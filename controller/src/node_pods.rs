@@ -10,7 +10,7 @@
 //! Most nodes are never drained, so their pods are not watched. Once a pod has a node, that node does not change: a
 //! pod that leaves such a watch was deleted.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_runtime::{Cache, CacheChange, CancellationToken, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
@@ -90,12 +90,6 @@ impl NodePods {
     }
 }
 
-impl fmt::Debug for NodePods {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.watched.lock().keys()).finish()
-    }
-}
-
 impl WatchedNode {
     fn new(shared: &Arc<NodePodsState>, node: &str) -> Self {
         let wanted = CancellationToken::new();
@@ -135,12 +129,6 @@ impl Drop for PodsGuard {
     }
 }
 
-impl fmt::Debug for PodsGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Kept").field(&self.node).finish()
-    }
-}
-
 /// Returns whether a change affects the fields that [`prune`] keeps, or the sync state of the cache.
 fn matters(change: &CacheChange<Pod>) -> bool {
     let plain = |pod: &Option<Arc<Pod>>| {
@@ -160,7 +148,6 @@ fn matters(change: &CacheChange<Pod>) -> bool {
 /// Keeps the fields that determine whether and how a pod leaves its node: name, labels, owners, deletion, mirror
 /// annotation, phase and conditions.
 fn prune(pod: &mut Pod) {
-    pod.metadata.managed_fields = None;
     if let Some(annotations) = &mut pod.metadata.annotations {
         annotations.retain(|key, _| key == MIRROR);
     }

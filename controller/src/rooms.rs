@@ -8,7 +8,7 @@
 //! A large cluster has a large number of pods. Each pod is therefore stored as compressed text of the relevant fields,
 //! and sums and neighbors are updated with each change.
 
-use std::{borrow::Cow, collections::HashMap, fmt, sync::Arc};
+use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
 use drydock_core::placement::{
     Neighbors, Newcomer, NodeRoom, NodeView, PodMoves, PodShare, ResourceAmounts, Rules, prune_affinity,
@@ -131,14 +131,6 @@ impl Rooms {
     pub(crate) fn priority(&self, pods: &[Key]) -> Option<i32> {
         let mut known = pods.iter().filter_map(|key| self.pods.get(key));
         known.find_map(|pod| pod.spec.as_ref().map(yields_to))
-    }
-}
-
-impl fmt::Debug for Rooms {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rooms")
-            .field("pods", &self.pods)
-            .finish_non_exhaustive()
     }
 }
 

@@ -153,7 +153,6 @@ impl GuestWatches {
         let instances = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .optional()
             .fields(format!("status.nodeName={node}"))
-            .prune(|instance| instance.metadata.managed_fields = None)
             .wakes(&changed);
         Self {
             instances: watches.start(instances),

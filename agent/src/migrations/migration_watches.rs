@@ -32,7 +32,6 @@ impl MigrationWatches {
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), name)
                 .optional()
                 .fields(format!("status.{field}.node={node}"))
-                .prune(|migration| migration.metadata.managed_fields = None)
                 .wakes(&changed)
         };
         Self {

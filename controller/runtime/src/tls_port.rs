@@ -8,7 +8,7 @@
 //! When the process is stopped, the port continues to accept connections until no client can still be connecting to it,
 //! and then finishes the requests in progress.
 
-use std::{fmt, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
@@ -177,14 +177,6 @@ impl TlsPort {
         process.spawn("TLS port", connections.accept(listener));
         info!(address = %taken, "{name} port open");
         Ok(taken)
-    }
-}
-
-impl fmt::Debug for TlsPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsPort")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
     }
 }
 

@@ -14,7 +14,7 @@ mod quorum;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_core::maintenance::{is_over, reservation};
@@ -56,12 +56,6 @@ pub(crate) struct MaintenanceReview {
     maintenances: Maintenances,
     reservations: Api<Lease>,
     preview: Preview,
-}
-
-impl fmt::Debug for MaintenanceReview {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MaintenanceReview").finish_non_exhaustive()
-    }
 }
 
 /// Human-readable message of a refusal.

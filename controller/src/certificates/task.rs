@@ -1,6 +1,6 @@
 //! Watches the inputs of certificates, serves the certificates, and renews them while this replica leads.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::HyperConverged;
 use drydock_core::configuration::Configuration;
@@ -48,14 +48,6 @@ pub(crate) struct CertificatesTask {
     leadership: Leadership,
     metrics: CertificateMetrics,
     process: Process,
-}
-
-impl fmt::Debug for CertificatesTask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CertificatesTask")
-            .field("keeper", &self.keeper)
-            .finish_non_exhaustive()
-    }
 }
 
 impl CertificatesTask {

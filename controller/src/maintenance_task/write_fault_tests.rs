@@ -128,7 +128,7 @@ impl<const IS_KUBEVIRT: bool> Scenario for WholeMaintenance<IS_KUBEVIRT> {
     }
 
     fn kept(&self) -> String {
-        format!("{:?} {:?}", self.task.kept.lock(), self.task.overdue.lock())
+        format!("{:?} {:?}", self.task.kept.lock().keys(), self.task.overdue.lock())
     }
 
     /// A process that does not know the pods yet reports that, and then reports once more that the node is empty.

@@ -1,6 +1,6 @@
 //! The handlers of the webhook paths.
 
-use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Duration};
 
 use kube::core::{
     DynamicObject,
@@ -72,11 +72,5 @@ impl Handlers {
     /// Returns the handler of a path.
     pub(crate) fn get(&self, path: &str) -> Option<(&'static str, &Handler)> {
         self.0.get_key_value(path).map(|(path, handler)| (*path, handler))
-    }
-}
-
-impl fmt::Debug for Handlers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
     }
 }

@@ -101,7 +101,6 @@ impl From<ReviewFailure> for ReviewRefusal {
 }
 
 /// Responds to reviews.
-#[derive(Debug)]
 pub(super) struct Reviews {
     handlers: Handlers,
     deadline: Duration,
