@@ -21,7 +21,7 @@ use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
     Admin, ClientOptions, Component, Events, LogHandle, Process, Readiness, Reporter, StartParameters, WatchStarter,
     clock, connect,
-    lease::{Candidacy, LeaderStatus, Leadership, releases},
+    lease::{Candidacy, Leadership, leader_status, releases},
     metrics::registry,
 };
 use kube::Client;
@@ -101,7 +101,7 @@ async fn connected(
     let leadership = Leadership::stand(&process, client.clone(), candidacy, released);
     telemetry
         .leader
-        .set(LeaderStatus::new(CONTROLLER_LEASE, leadership.clone()));
+        .set(leader_status(CONTROLLER_LEASE, leadership.clone()));
     let reporter = Reporter {
         component: COMPONENT.name,
         instance: args.pod_name.clone(),

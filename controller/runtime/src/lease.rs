@@ -17,7 +17,7 @@ mod staleness;
 
 pub use elector::{Candidacy, LeaderTerm, Leadership, releases};
 pub use holder::{HolderState, Holding, LeaseHolder};
-pub use metrics::LeaderStatus;
+pub use metrics::leader_status;
 pub use staleness::Staleness;
 
 use crate::chain;

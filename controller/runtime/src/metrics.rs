@@ -4,7 +4,7 @@
 //! `drydock_`, except for metrics that dashboards expect under a standard name: those of the process, of work queues
 //! and of the leader.
 
-use crate::Component;
+use crate::{Component, lease::Leadership};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -31,18 +31,14 @@ pub fn registry(Component { name, version }: Component) -> Registry {
     registry
 }
 
-/// A collector that is registered before its source exists. It exports nothing until [`Self::set`] is called.
-#[derive(Debug)]
-pub struct Deferred<C>(Arc<OnceLock<C>>);
+/// Metrics that are registered before their source exists. They are exported at each scrape once the source is set.
+#[derive(Clone)]
+pub struct Deferred(Arc<OnceLock<Source>>);
 
-impl<C> Clone for Deferred<C> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
+type Source = Box<dyn Fn(DescriptorEncoder<'_>) -> fmt::Result + Send + Sync>;
 
-impl<C: Collector> Deferred<C> {
-    /// Registers the collector without a source.
+impl Deferred {
+    /// Registers the metrics without a source.
     pub fn register(registry: &mut Registry) -> Self {
         let collector = Self(Arc::default());
         registry.register_collector(Box::new(collector.clone()));
@@ -50,14 +46,30 @@ impl<C: Collector> Deferred<C> {
     }
 
     /// Sets the source. Only the first call has an effect.
-    pub fn set(&self, source: C) {
-        let _ = self.0.set(source);
+    pub fn set(&self, source: impl Fn(DescriptorEncoder<'_>) -> fmt::Result + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(source));
+    }
+
+    /// Sets a source that exports only while this process leads. Every replica knows the values, but sums over replicas
+    /// have to be correct.
+    pub fn set_while_leading(
+        &self,
+        leadership: Leadership,
+        source: impl Fn(DescriptorEncoder<'_>) -> fmt::Result + Send + Sync + 'static,
+    ) {
+        self.set(move |encoder| leadership.term().map_or(Ok(()), |_| source(encoder)));
     }
 }
 
-impl<C: Collector> Collector for Deferred<C> {
-    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
-        self.0.get().map_or(Ok(()), |source| source.encode(encoder))
+impl Collector for Deferred {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.0.get().map_or(Ok(()), |source| source(encoder))
+    }
+}
+
+impl fmt::Debug for Deferred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deferred").finish_non_exhaustive()
     }
 }
 

@@ -18,7 +18,6 @@ use drydock_api::{
 };
 use drydock_runtime::{Cache, lease::Leadership, metrics::Deferred};
 use prometheus_client::{
-    collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, gauge::ConstGauge, histogram::Histogram},
     registry::Registry,
@@ -36,16 +35,8 @@ const BOUNDS: [f64; 11] = [
 /// Exports metrics of drains. The gauges need the sources that [`Self::watch`] sets.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainMetrics {
-    gauges: Deferred<DrainGauges>,
+    gauges: Deferred,
     took: Histogram,
-}
-
-/// The sources of the gauges.
-#[derive(Debug)]
-struct DrainGauges {
-    hypervisors: Cache<Hypervisor>,
-    maintenances: Maintenances,
-    leadership: Leadership,
 }
 
 /// The guests that remain on a node that is being drained.
@@ -81,14 +72,10 @@ impl DrainMetrics {
         metrics
     }
 
-    /// Exports gauges from these sources while this process leads. Every replica knows the values, but sums over
-    /// replicas have to be correct.
+    /// Exports gauges from these sources while this process leads.
     pub(crate) fn watch(&self, hypervisors: Cache<Hypervisor>, maintenances: Maintenances, leadership: Leadership) {
-        self.gauges.set(DrainGauges {
-            hypervisors,
-            maintenances,
-            leadership,
-        });
+        let encode = move |encoder: DescriptorEncoder<'_>| encode(encoder, &gauges(&hypervisors, &maintenances));
+        self.gauges.set_while_leading(leadership, encode);
     }
 
     /// Records the duration of a drain if this write reports its end.
@@ -109,15 +96,6 @@ fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f6
     }
     let seconds = end.0.duration_since(after.started_at.0).as_secs();
     Some(seconds.max(0) as f64)
-}
-
-impl Collector for DrainGauges {
-    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        if self.leadership.term().is_none() {
-            return Ok(());
-        }
-        encode(encoder, &gauges(&self.hypervisors, &self.maintenances))
-    }
 }
 
 fn gauges(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Gauges {

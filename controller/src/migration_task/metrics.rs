@@ -5,7 +5,6 @@ use std::fmt;
 use drydock_core::configuration::MigrationSettings;
 use drydock_runtime::{lease::Leadership, metrics::Deferred};
 use prometheus_client::{
-    collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, gauge::ConstGauge},
     registry::Registry,
@@ -16,14 +15,7 @@ use crate::configuration_in_force::ConfigurationInForce;
 
 /// Exports used slots and their limits, once [`Self::watch`] has set their source.
 #[derive(Clone, Debug)]
-pub(crate) struct SlotMetrics(Deferred<SchedulerGauges>);
-
-#[derive(Debug)]
-struct SchedulerGauges {
-    slots: SlotScheduler,
-    configuration: ConfigurationInForce,
-    leadership: Leadership,
-}
+pub(crate) struct SlotMetrics(Deferred);
 
 impl SlotMetrics {
     /// Registers the metrics. Nothing is exported before [`Self::watch`].
@@ -31,22 +23,11 @@ impl SlotMetrics {
         Self(Deferred::register(registry))
     }
 
-    /// Exports these slots while this process leads, because no other replica grants slots.
+    /// Exports these slots while this process leads.
     pub(super) fn watch(&self, slots: SlotScheduler, configuration: ConfigurationInForce, leadership: Leadership) {
-        self.0.set(SchedulerGauges {
-            slots,
-            configuration,
-            leadership,
+        self.0.set_while_leading(leadership, move |encoder| {
+            encode(encoder, &slots.used(), &configuration.get().migrations)
         });
-    }
-}
-
-impl Collector for SchedulerGauges {
-    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        if self.leadership.term().is_none() {
-            return Ok(());
-        }
-        encode(encoder, &self.slots.used(), &self.configuration.get().migrations)
     }
 }
 
@@ -81,15 +62,6 @@ mod tests {
 
     use super::*;
 
-    #[derive(Debug)]
-    struct TestCollector(UsedSlots);
-
-    impl Collector for TestCollector {
-        fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-            encode(encoder, &self.0, &Configuration::default().migrations)
-        }
-    }
-
     #[test]
     fn used_slots_and_limits_are_exported_by_scope() {
         let used = UsedSlots {
@@ -98,7 +70,8 @@ mod tests {
             targets: [("b".to_owned(), 2), ("c".to_owned(), 1)].into(),
         };
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(TestCollector(used)));
+        let limits = Configuration::default().migrations;
+        Deferred::register(&mut registry).set(move |encoder| encode(encoder, &used, &limits));
         let mut scraped = String::new();
         text::encode(&mut scraped, &registry).unwrap();
         let samples: Vec<&str> = scraped.lines().filter(|line| !line.starts_with('#')).collect();

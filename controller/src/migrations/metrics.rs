@@ -13,7 +13,6 @@ use drydock_api::kubevirt::{
 };
 use drydock_runtime::{CacheChange, lease::Leadership, metrics::Deferred};
 use prometheus_client::{
-    collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{MetricType, family::Family, gauge::ConstGauge, histogram::Histogram},
     registry::Registry,
@@ -27,20 +26,13 @@ const BOUNDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0
 /// Exports metrics of migrations. The gauges need the source that [`Self::watch`] sets.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationMetrics {
-    gauges: Deferred<MigrationGauges>,
+    gauges: Deferred,
     reached: Family<PhaseLabel, Histogram, fn() -> Histogram>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {
     phase: &'static str,
-}
-
-/// The source of the gauges.
-#[derive(Debug)]
-struct MigrationGauges {
-    migrations: Migrations,
-    leadership: Leadership,
 }
 
 /// The number of migrations in each phase that has a metric.
@@ -76,10 +68,12 @@ impl MigrationMetrics {
         metrics
     }
 
-    /// Exports gauges of these migrations while this process leads. Every replica knows the values, but sums over
-    /// replicas have to be correct.
+    /// Exports gauges of these migrations while this process leads.
     pub(crate) fn watch(&self, migrations: Migrations, leadership: Leadership) {
-        self.gauges.set(MigrationGauges { migrations, leadership });
+        self.gauges.set_while_leading(leadership, move |encoder| {
+            let (under_way, over) = counted(&migrations);
+            encode(encoder, under_way, &over)
+        });
     }
 
     /// Records the phases that a migration has reached with this change, if this process leads.
@@ -124,16 +118,6 @@ fn reached(old: &VirtualMachineInstanceMigration, new: &VirtualMachineInstanceMi
             (one.phase.as_str(), seconds.max(0) as f64)
         })
         .collect()
-}
-
-impl Collector for MigrationGauges {
-    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        if self.leadership.term().is_none() {
-            return Ok(());
-        }
-        let (under_way, over) = counted(&self.migrations);
-        encode(encoder, under_way, &over)
-    }
 }
 
 fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {

@@ -1,8 +1,6 @@
 //! All metrics of the process.
 
-use drydock_runtime::{
-    ClientMetrics, EventMetrics, Registry, WatchMetrics, WorkQueueMetrics, lease::LeaderStatus, metrics::Deferred,
-};
+use drydock_runtime::{ClientMetrics, EventMetrics, Registry, WatchMetrics, WorkQueueMetrics, metrics::Deferred};
 
 use crate::{
     admission::evictions::HeldEvictions,
@@ -22,7 +20,7 @@ pub(super) struct ControllerTelemetry {
     pub(super) events: EventMetrics,
     pub(super) client: ClientMetrics,
     pub(super) work_queues: WorkQueueMetrics,
-    pub(super) leader: Deferred<LeaderStatus>,
+    pub(super) leader: Deferred,
     pub(super) certificates: CertificateMetrics,
     pub(super) webhooks: WebhookMetrics,
     pub(super) subresources: SubresourceMetrics,

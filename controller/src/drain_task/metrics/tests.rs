@@ -6,16 +6,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Collector that exports the gauges of these caches.
-#[derive(Debug)]
-struct Scraped(Cache<Hypervisor>, Maintenances);
-
-impl Collector for Scraped {
-    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        encode(encoder, &gauges(&self.0, &self.1))
-    }
-}
-
 fn values(registry: &Registry) -> Vec<String> {
     let mut text = String::new();
     text::encode(&mut text, registry).unwrap();
@@ -65,7 +55,7 @@ fn draining_nodes_have_metrics() {
         (Group::KubeVirt, maintenance("over", "b", None)),
     ]);
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scraped(hypervisors, maintenances)));
+    Deferred::register(&mut registry).set(move |encoder| encode(encoder, &gauges(&hypervisors, &maintenances)));
     assert_eq!(
         values(&registry),
         [

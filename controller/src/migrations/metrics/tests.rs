@@ -1,21 +1,10 @@
 //! Tests of the text that a scrape returns.
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
-use prometheus_client::{collector::Collector, encoding::text::encode, registry::Registry};
+use prometheus_client::{encoding::text::encode, registry::Registry};
 use serde_json::json;
 
-use super::{DescriptorEncoder, Migrations, counted, reached};
-
-/// Exports the metrics of these migrations.
-#[derive(Debug)]
-struct TestCollector(Migrations);
-
-impl Collector for TestCollector {
-    fn encode(&self, encoder: DescriptorEncoder) -> std::fmt::Result {
-        let (under_way, over) = counted(&self.0);
-        super::encode(encoder, under_way, &over)
-    }
-}
+use super::{Deferred, Migrations, counted, reached};
 
 fn migration(name: &str, phase: Option<&str>) -> VirtualMachineInstanceMigration {
     serde_json::from_value(json!({
@@ -40,7 +29,10 @@ fn each_migration_is_counted_once() {
         migration("bad", Some("Failed")),
     ]);
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(TestCollector(migrations)));
+    Deferred::register(&mut registry).set(move |encoder| {
+        let (under_way, over) = counted(&migrations);
+        super::encode(encoder, under_way, &over)
+    });
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     let values: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

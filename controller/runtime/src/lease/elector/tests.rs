@@ -3,7 +3,7 @@ use crate::{
     Process, Trigger,
     clock::Instant,
     fake::{ApiServer, ReceivedRequest, candidate, elect, lease_of},
-    lease::LeaderStatus,
+    lease::leader_status,
     metrics::Deferred,
 };
 use http::Method;
@@ -79,7 +79,7 @@ async fn leader_status_is_exported_while_the_term_is_valid() {
         samples.next().map(str::to_owned)
     };
     assert_eq!(scraped(), None, "there is no source yet");
-    status.set(LeaderStatus::new("drydock-controller", leadership.clone()));
+    status.set(leader_status("drydock-controller", leadership.clone()));
     let expected = |value| {
         Some(format!(
             r#"leader_election_master_status{{name="drydock-controller"}} {value}"#
