@@ -1,9 +1,8 @@
 //! The Lease `drydock-nodes/<node>`, which shows that this agent is alive.
 //!
 //! The holder of the Lease is the UID of the agent's pod. Only the agent that holds the host's lock takes the Lease. It
-//! therefore takes the Lease from any previous holder.
-
-use std::collections::BTreeMap;
+//! therefore takes the Lease from any previous holder. The Node does not own the Lease: the Lease must outlive the Node,
+//! because it shows whether guests may still run on the node.
 
 use drydock_api::{
     AGENT_FIELD_MANAGER,
@@ -29,10 +28,6 @@ impl NodeLease {
             identity: holder.into(),
             renew_every: RENEW_EVERY,
             duration: STALE_AFTER,
-            labels: BTreeMap::new(),
-            // The Node is not an owner: the Lease must outlive the Node, because it shows whether guests may still run
-            // on the node.
-            owners: Vec::new(),
             field_manager: AGENT_FIELD_MANAGER,
         };
         let lease = LeaseHolder::start(process, client, holding, &changed);

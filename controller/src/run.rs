@@ -15,7 +15,7 @@ mod servers;
 mod tasks;
 mod telemetry;
 
-use std::{collections::BTreeMap, error::Error, process::ExitCode, sync::Arc};
+use std::{error::Error, process::ExitCode, sync::Arc};
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
@@ -93,7 +93,6 @@ async fn connected(
         name: CONTROLLER_LEASE.into(),
         // A container that is restarted in the same pod is another candidate.
         identity: format!("{}_{}", args.pod_name, clock::now().as_microsecond()),
-        labels: BTreeMap::new(),
         field_manager: CONTROLLER_FIELD_MANAGER,
     };
     // Replicas that do not lead keep their caches up to date and write nothing.

@@ -15,7 +15,7 @@ use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace, Node, ObjectReference},
 };
-use std::{collections::BTreeMap, convert::Infallible, error::Error, path::PathBuf, process::ExitCode, time::Duration};
+use std::{convert::Infallible, error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
 const COMPONENT: Component = Component {
     name: "drydock-idle",
@@ -39,8 +39,6 @@ fn holding(namespace: &str, identity: &str) -> Holding {
         identity: identity.to_owned(),
         renew_every: Duration::from_secs(10),
         duration: Duration::from_secs(40),
-        labels: BTreeMap::new(),
-        owners: Vec::new(),
         field_manager: COMPONENT.name,
     }
 }
@@ -97,7 +95,6 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
         namespace: namespace.clone(),
         name: "idle-leader".to_owned(),
         identity: identity.clone(),
-        labels: BTreeMap::new(),
         field_manager: COMPONENT.name,
     };
     let mut leadership = Leadership::stand(&process, client.clone(), candidacy, Trigger::new());

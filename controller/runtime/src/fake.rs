@@ -7,7 +7,6 @@
 )]
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     sync::{
         Arc,
@@ -78,7 +77,6 @@ pub fn candidate(process: &Process, released: Trigger) -> (Leadership, ApiServer
         namespace: "drydock".into(),
         name: "drydock-controller".into(),
         identity: IDENTITY.into(),
-        labels: BTreeMap::from([("app".into(), "drydock".into())]),
         field_manager: "drydock-controller",
     };
     (Leadership::stand(process, client, candidacy, released), server)

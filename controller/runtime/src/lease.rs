@@ -20,28 +20,72 @@ pub use holder::{HolderState, Holding, LeaseHolder};
 pub use metrics::leader_status;
 pub use staleness::Staleness;
 
-use crate::chain;
+use crate::{chain, clock};
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
 use std::time::Duration;
 
+/// The state of a Lease in the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct LeaseRecord {
+    /// The holder's identity; empty if the Lease is free.
+    holder: String,
+    /// Time for which the holder requests other candidates to wait.
+    duration: Duration,
+    /// Number of changes of the holder.
+    transitions: i32,
+    /// The resource version; changes with every write.
+    version: String,
+}
+
+impl From<Lease> for LeaseRecord {
+    fn from(lease: Lease) -> Self {
+        let spec = lease.spec.unwrap_or_default();
+        let seconds = spec.lease_duration_seconds.unwrap_or_default();
+        Self {
+            holder: spec.holder_identity.unwrap_or_default(),
+            duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
+            transitions: spec.lease_transitions.unwrap_or_default(),
+            version: lease.metadata.resource_version.unwrap_or_default(),
+        }
+    }
+}
+
 /// The result of one request.
-enum RequestOutcome<T> {
-    Done(T),
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum RequestOutcome {
+    /// The Lease has this state, after the write if the request was one.
+    Done(LeaseRecord),
     /// The Lease does not exist.
     Missing,
-    /// The Lease has changed since this process read it.
+    /// The Lease has changed since this process read it, or another process has created it in the meantime.
     Conflict,
     /// The request may or may not have been executed, for this reason.
     Unknown(String),
 }
 
 /// Waits for the response to a request, at most for `within`.
-async fn outcome<T>(within: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> RequestOutcome<T> {
+async fn outcome(within: Duration, request: impl Future<Output = kube::Result<Lease>>) -> RequestOutcome {
     match tokio::time::timeout(within, request).await {
-        Ok(Ok(done)) => RequestOutcome::Done(done),
+        Ok(Ok(lease)) => RequestOutcome::Done(lease.into()),
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => RequestOutcome::Missing,
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => RequestOutcome::Conflict,
         Ok(Err(error)) => RequestOutcome::Unknown(chain(&error).to_string()),
         Err(_) => RequestOutcome::Unknown(format!("no response within {within:?}")),
+    }
+}
+
+/// Returns the spec of a Lease that `holder` takes now for this duration.
+fn taken_by(holder: &str, duration: Duration) -> LeaseSpec {
+    let now = MicroTime(clock::now());
+    LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        lease_duration_seconds: Some(seconds(duration)),
+        acquire_time: Some(now.clone()),
+        renew_time: Some(now),
+        ..LeaseSpec::default()
     }
 }
 

@@ -11,6 +11,7 @@
 //! Deleting the Lease breaks mutual exclusion for a candidate that has never observed it. Candidates that have observed
 //! it still wait for the full duration.
 
+use super::{LeaseRecord, RequestOutcome};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -35,19 +36,6 @@ impl Default for Terms {
     }
 }
 
-/// The state of the Lease in the API server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct LeaseRecord {
-    /// The holder's identity; empty if the Lease is free.
-    pub(super) holder: String,
-    /// Time for which the holder requests other candidates to wait.
-    pub(super) duration: Duration,
-    /// Number of changes of the holder.
-    pub(super) transitions: i32,
-    /// The resource version; changes with every write.
-    pub(super) version: String,
-}
-
 /// A request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LeaseRequest {
@@ -67,18 +55,6 @@ pub(super) enum LeaseRequest {
     Release {
         version: String,
     },
-}
-
-/// The response of the API server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Response {
-    /// The state of the Lease (after the write, if the request was one).
-    Is(LeaseRecord),
-    Missing,
-    /// The version has changed, or another candidate has created the Lease in the meantime.
-    Conflict,
-    /// The request may or may not have been executed.
-    Unknown,
 }
 
 /// The next step.
@@ -159,10 +135,10 @@ impl Election {
     }
 
     /// Processes the response to `action`, which was sent at `sent` and whose response arrived at `now`.
-    pub(super) fn complete(&mut self, action: &LeaseRequest, response: Response, sent: Instant, now: Instant) {
+    pub(super) fn complete(&mut self, action: &LeaseRequest, response: RequestOutcome, sent: Instant, now: Instant) {
         let later = now + self.terms.retry_every;
         match response {
-            Response::Is(record) => {
+            RequestOutcome::Done(record) => {
                 let written = *action != LeaseRequest::Read;
                 if record.holder == self.identity {
                     if written {
@@ -184,7 +160,7 @@ impl Election {
                     self.next = self.next.min((*since + self.patience(record)).max(now));
                 }
             }
-            Response::Missing => {
+            RequestOutcome::Missing => {
                 // The holder may not have noticed the deletion yet.
                 let seen_before = match &self.seen {
                     KnownLease::Unsure { last: None } => None,
@@ -210,11 +186,11 @@ impl Election {
                     later
                 };
             }
-            Response::Conflict => {
+            RequestOutcome::Conflict => {
                 self.unsure();
                 self.next = now;
             }
-            Response::Unknown => {
+            RequestOutcome::Unknown(_) => {
                 // The version may have changed. A renewal can be repeated, since a conflict would reveal the change.
                 if !matches!(action, LeaseRequest::Renew { .. }) {
                     self.unsure();

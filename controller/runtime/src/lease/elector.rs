@@ -2,8 +2,8 @@
 
 use super::{
     RequestOutcome,
-    election::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms},
-    outcome, seconds,
+    election::{Election, ElectionStep, LeaseRequest, Terms},
+    outcome, seconds, taken_by,
 };
 use crate::{CacheChange, Process, Trigger, Watch, WatchStarter, clock, jittered};
 use k8s_openapi::{
@@ -16,7 +16,6 @@ use kube::{
 };
 use serde_json::json;
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     future::poll_fn,
     pin::pin,
@@ -47,8 +46,6 @@ pub struct Candidacy {
     pub name: String,
     /// The candidate's identity. Unique to this process; a successor in the same pod must not use it either.
     pub identity: String,
-    /// The labels of the Lease, used if this candidate creates it.
-    pub labels: BTreeMap<String, String>,
     /// The field manager of writes.
     pub field_manager: &'static str,
 }
@@ -221,7 +218,7 @@ impl Elector {
                     // The term ended while the request was in flight: the API server may still have executed it.
                     let response =
                         response.unwrap_or_else(|| RequestOutcome::Unknown("the leader's term has ended".to_owned()));
-                    let response = self.log(response);
+                    self.log(&response);
                     self.election.complete(&action, response, now, Instant::now());
                 }
             }
@@ -300,9 +297,9 @@ impl Elector {
         }
     }
 
-    fn log(&mut self, outcome: RequestOutcome<LeaseRecord>) -> Response {
+    fn log(&mut self, outcome: &RequestOutcome) {
         let lease = &self.candidacy.name;
-        match (&outcome, self.failing) {
+        match (outcome, self.failing) {
             (RequestOutcome::Unknown(reason), false) => {
                 tracing::warn!(lease, reason, "could not read or write the Lease, retrying");
                 self.failing = true;
@@ -313,44 +310,32 @@ impl Elector {
             }
             _ => {}
         }
-        match outcome {
-            RequestOutcome::Done(record) => Response::Is(record),
-            RequestOutcome::Missing => Response::Missing,
-            RequestOutcome::Conflict => Response::Conflict,
-            RequestOutcome::Unknown(_) => Response::Unknown,
-        }
     }
 }
 
-async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &LeaseRequest) -> RequestOutcome<LeaseRecord> {
+async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &LeaseRequest) -> RequestOutcome {
     let Candidacy { name, identity, .. } = candidacy;
     let now = MicroTime(clock::now());
     let field_manager = Some(candidacy.field_manager.to_owned());
     let duration = seconds(Terms::default().duration);
     let write = match action {
-        LeaseRequest::Read => return record(outcome(REQUEST_TIMEOUT, api.get(name)).await),
+        LeaseRequest::Read => return outcome(REQUEST_TIMEOUT, api.get(name)).await,
         LeaseRequest::Create => {
-            let spec = LeaseSpec {
-                holder_identity: Some(identity.clone()),
-                lease_duration_seconds: Some(duration),
-                acquire_time: Some(now.clone()),
-                renew_time: Some(now),
-                lease_transitions: Some(0),
-                ..LeaseSpec::default()
-            };
             let lease = Lease {
                 metadata: ObjectMeta {
                     name: Some(name.clone()),
-                    labels: (!candidacy.labels.is_empty()).then(|| candidacy.labels.clone()),
                     ..ObjectMeta::default()
                 },
-                spec: Some(spec),
+                spec: Some(LeaseSpec {
+                    lease_transitions: Some(0),
+                    ..taken_by(identity, Terms::default().duration)
+                }),
             };
             let params = PostParams {
                 field_manager,
                 ..PostParams::default()
             };
-            return record(outcome(REQUEST_TIMEOUT, api.create(&params, &lease)).await);
+            return outcome(REQUEST_TIMEOUT, api.create(&params, &lease)).await;
         }
         LeaseRequest::Take { version, transitions } => json!({
             "metadata": {"resourceVersion": version},
@@ -372,25 +357,7 @@ async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &LeaseRequest)
         field_manager,
         ..PatchParams::default()
     };
-    record(outcome(REQUEST_TIMEOUT, api.patch(name, &params, &Patch::Merge(write))).await)
-}
-
-fn record(outcome: RequestOutcome<Lease>) -> RequestOutcome<LeaseRecord> {
-    match outcome {
-        RequestOutcome::Done(lease) => {
-            let spec = lease.spec.unwrap_or_default();
-            let seconds = spec.lease_duration_seconds.unwrap_or_default();
-            RequestOutcome::Done(LeaseRecord {
-                holder: spec.holder_identity.unwrap_or_default(),
-                duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
-                transitions: spec.lease_transitions.unwrap_or_default(),
-                version: lease.metadata.resource_version.unwrap_or_default(),
-            })
-        }
-        RequestOutcome::Missing => RequestOutcome::Missing,
-        RequestOutcome::Conflict => RequestOutcome::Conflict,
-        RequestOutcome::Unknown(reason) => RequestOutcome::Unknown(reason),
-    }
+    outcome(REQUEST_TIMEOUT, api.patch(name, &params, &Patch::Merge(write))).await
 }
 
 #[cfg(test)]

@@ -8,12 +8,9 @@
 //!                                                                 read ──another holder──▶ idle
 //! ```
 
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use k8s_openapi::{
-    api::coordination::v1::{Lease, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
-};
+use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::MicroTime};
 use kube::{
     Api, Client,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
@@ -22,7 +19,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{RequestOutcome, outcome, seconds};
+use super::{LeaseRecord, RequestOutcome, outcome, taken_by};
 use crate::{Backoff, Process, Trigger, clock};
 
 /// The Lease to hold, and its parameters.
@@ -38,10 +35,6 @@ pub struct Holding {
     pub renew_every: Duration,
     /// Time after a renewal for which the Lease counts as held.
     pub duration: Duration,
-    /// Labels of the Lease.
-    pub labels: BTreeMap<String, String>,
-    /// Owners of the Lease: the Lease is deleted with them.
-    pub owners: Vec<OwnerReference>,
     /// The field manager of writes.
     pub field_manager: &'static str,
 }
@@ -125,19 +118,6 @@ enum NextAction {
     Read,
 }
 
-/// The result of an action.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum ActionResult {
-    /// The Lease has this holder and this resource version.
-    Is {
-        holder: String,
-        version: String,
-    },
-    Missing,
-    Conflict,
-    Unknown,
-}
-
 /// Time of the next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
@@ -149,26 +129,26 @@ enum When {
 }
 
 /// Returns the action that follows this response to `phase`, and when to perform it.
-fn next(phase: NextAction, result: ActionResult, identity: &str) -> (NextAction, When) {
+fn next(phase: NextAction, result: RequestOutcome, identity: &str) -> (NextAction, When) {
     match (phase, result) {
         (NextAction::Idle, _) => (NextAction::Idle, When::Now),
         // The read was necessary because another client has changed the Lease, which may happen again before each
         // renewal.
-        (NextAction::Read, ActionResult::Is { holder, version }) if holder == identity => {
+        (NextAction::Read, RequestOutcome::Done(LeaseRecord { holder, version, .. })) if holder == identity => {
             (NextAction::Renew { version }, When::Later)
         }
-        (_, ActionResult::Is { holder, version }) if holder == identity => {
+        (_, RequestOutcome::Done(LeaseRecord { holder, version, .. })) if holder == identity => {
             (NextAction::Renew { version }, When::InTime)
         }
-        (_, ActionResult::Is { .. }) => (NextAction::Idle, When::Now),
+        (_, RequestOutcome::Done(_)) => (NextAction::Idle, When::Now),
         // Both actions create the Lease if necessary, so a 404 means that the namespace is missing.
-        (phase @ (NextAction::Take | NextAction::Make), ActionResult::Missing) => (phase, When::Later),
+        (phase @ (NextAction::Take | NextAction::Make), RequestOutcome::Missing) => (phase, When::Later),
         // Another client has created the Lease and deleted it again, or deletes it after each change.
-        (NextAction::Read, ActionResult::Missing) => (NextAction::Make, When::Later),
-        (_, ActionResult::Missing) => (NextAction::Make, When::Now),
-        (NextAction::Take, ActionResult::Conflict) => (NextAction::Take, When::Later),
-        (_, ActionResult::Conflict) => (NextAction::Read, When::Now),
-        (phase, ActionResult::Unknown) => (phase, When::Later),
+        (NextAction::Read, RequestOutcome::Missing) => (NextAction::Make, When::Later),
+        (_, RequestOutcome::Missing) => (NextAction::Make, When::Now),
+        (NextAction::Take, RequestOutcome::Conflict) => (NextAction::Take, When::Later),
+        (_, RequestOutcome::Conflict) => (NextAction::Read, When::Now),
+        (phase, RequestOutcome::Unknown(_)) => (phase, When::Later),
     }
 }
 
@@ -213,7 +193,7 @@ impl LeaseKeeper {
         }
     }
 
-    async fn execute(&mut self, phase: &NextAction) -> ActionResult {
+    async fn execute(&mut self, phase: &NextAction) -> RequestOutcome {
         let Holding {
             name,
             renew_every,
@@ -222,7 +202,7 @@ impl LeaseKeeper {
         } = &self.holding;
         let within = (*renew_every).max(Duration::from_secs(5));
         let outcome = match phase {
-            NextAction::Idle => return ActionResult::Unknown,
+            NextAction::Idle => return RequestOutcome::Unknown("there is nothing to do".into()),
             NextAction::Take => {
                 let params = PatchParams::apply(field_manager).force();
                 outcome(within, self.api.patch(name, &params, &Patch::Apply(self.whole()))).await
@@ -248,56 +228,39 @@ impl LeaseKeeper {
             }
             NextAction::Read => outcome(within, self.api.get(name)).await,
         };
-        match outcome {
-            RequestOutcome::Done(lease) => ActionResult::Is {
-                holder: lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default(),
-                version: lease.metadata.resource_version.unwrap_or_default(),
-            },
-            RequestOutcome::Missing => ActionResult::Missing,
-            RequestOutcome::Conflict => ActionResult::Conflict,
-            RequestOutcome::Unknown(reason) => {
-                if !self.failing {
-                    tracing::warn!(lease = name, reason, "could not renew the Lease, retrying");
-                    self.failing = true;
-                }
-                ActionResult::Unknown
-            }
+        if let RequestOutcome::Unknown(reason) = &outcome
+            && !self.failing
+        {
+            tracing::warn!(lease = name, reason, "could not renew the Lease, retrying");
+            self.failing = true;
         }
+        outcome
     }
 
     /// Returns the complete Lease, as the actions take and make write it.
     fn whole(&self) -> Lease {
-        let now = MicroTime(clock::now());
         let holding = &self.holding;
         Lease {
             metadata: ObjectMeta {
                 namespace: Some(holding.namespace.clone()),
                 name: Some(holding.name.clone()),
-                labels: (!holding.labels.is_empty()).then(|| holding.labels.clone()),
-                owner_references: (!holding.owners.is_empty()).then(|| holding.owners.clone()),
                 ..ObjectMeta::default()
             },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(holding.identity.clone()),
-                lease_duration_seconds: Some(seconds(holding.duration)),
-                acquire_time: Some(now.clone()),
-                renew_time: Some(now),
-                ..LeaseSpec::default()
-            }),
+            spec: Some(taken_by(&holding.identity, holding.duration)),
         }
     }
 
     /// Publishes the current holder.
-    fn log(&mut self, phase: &NextAction, result: &ActionResult) {
+    fn log(&mut self, phase: &NextAction, result: &RequestOutcome) {
         let lease = &self.holding.name;
         let current = match result {
-            ActionResult::Is { holder, .. } if *holder == self.holding.identity => HolderState::Ours,
-            ActionResult::Is { holder, .. } => HolderState::By(holder.clone()),
-            ActionResult::Missing if !matches!(phase, NextAction::Take | NextAction::Make) => {
+            RequestOutcome::Done(LeaseRecord { holder, .. }) if *holder == self.holding.identity => HolderState::Ours,
+            RequestOutcome::Done(LeaseRecord { holder, .. }) => HolderState::By(holder.clone()),
+            RequestOutcome::Missing if !matches!(phase, NextAction::Take | NextAction::Make) => {
                 tracing::warn!(lease, "the Lease was deleted, creating it again");
                 return;
             }
-            ActionResult::Missing | ActionResult::Conflict | ActionResult::Unknown => return,
+            RequestOutcome::Missing | RequestOutcome::Conflict | RequestOutcome::Unknown(_) => return,
         };
         if self.failing {
             tracing::info!(lease, "the Lease can be renewed again");

@@ -1,7 +1,7 @@
 //! Simulates candidates over a network that loses, delays and reorders messages, with clocks of different rates and
 //! processes that pause or die. At no time do two candidates lead, and once the faults stop, one leads.
 
-use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms};
+use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, RequestOutcome, Terms};
 use fastrand::Rng;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -34,7 +34,7 @@ struct Server {
 }
 
 impl Server {
-    fn take_in(&mut self, by: &str, action: &LeaseRequest) -> Response {
+    fn take_in(&mut self, by: &str, action: &LeaseRequest) -> RequestOutcome {
         let duration = Terms::default().duration;
         let held = |holder: &str, transitions| LeaseRecord {
             holder: holder.to_owned(),
@@ -43,16 +43,21 @@ impl Server {
             version: String::new(),
         };
         let (expected, new) = match action {
-            LeaseRequest::Read => return self.record.clone().map_or(Response::Missing, Response::Is),
-            LeaseRequest::Create if self.record.is_some() => return Response::Conflict,
+            LeaseRequest::Read => {
+                return self
+                    .record
+                    .clone()
+                    .map_or(RequestOutcome::Missing, RequestOutcome::Done);
+            }
+            LeaseRequest::Create if self.record.is_some() => return RequestOutcome::Conflict,
             LeaseRequest::Create => (None, held(by, 0)),
             LeaseRequest::Take { version, transitions } => (Some(version), held(by, *transitions)),
             LeaseRequest::Renew { version } => (Some(version), held(by, 0)),
             LeaseRequest::Release { version } => (Some(version), held("", 0)),
         };
         match (&self.record, expected) {
-            (None, Some(_)) => return Response::Missing,
-            (Some(record), Some(version)) if record.version != *version => return Response::Conflict,
+            (None, Some(_)) => return RequestOutcome::Missing,
+            (Some(record), Some(version)) if record.version != *version => return RequestOutcome::Conflict,
             _ => {}
         }
         self.writes += 1;
@@ -61,7 +66,7 @@ impl Server {
             ..new
         };
         self.record = Some(record.clone());
-        Response::Is(record)
+        RequestOutcome::Done(record)
     }
 }
 
@@ -85,7 +90,7 @@ struct Message {
 
 enum Body {
     Request(LeaseRequest),
-    Reply(Response),
+    Reply(RequestOutcome),
 }
 
 struct ElectionWorld {
@@ -246,7 +251,9 @@ impl ElectionWorld {
         }
         let candidate = &mut self.candidates[index];
         if let Some((_, action, sent)) = candidate.waits.take_if(|waits| clock >= waits.2 + GIVES_UP) {
-            candidate.election.complete(&action, Response::Unknown, sent, clock);
+            candidate
+                .election
+                .complete(&action, RequestOutcome::Unknown(String::new()), sent, clock);
         }
         if candidate.waits.is_none()
             && let ElectionStep::Send(action) = candidate.election.step(clock)

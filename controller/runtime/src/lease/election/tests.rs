@@ -1,4 +1,4 @@
-use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms};
+use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, RequestOutcome, Terms};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -33,7 +33,7 @@ impl Test {
     }
 
     /// Expects this request and responds after 100 ms.
-    fn complete_with(&mut self, action: &LeaseRequest, response: Response) {
+    fn complete_with(&mut self, action: &LeaseRequest, response: RequestOutcome) {
         assert_eq!(self.pending().as_ref(), Some(action));
         let sent = self.now;
         self.wait(100);
@@ -45,14 +45,14 @@ impl Test {
     }
 
     fn wins(&mut self) {
-        self.complete_with(&LeaseRequest::Read, Response::Missing);
+        self.complete_with(&LeaseRequest::Read, RequestOutcome::Missing);
         self.complete_with(&LeaseRequest::Create, is("me", "1"));
         assert!(self.leads());
     }
 }
 
-fn is(holder: &str, version: &str) -> Response {
-    Response::Is(LeaseRecord {
+fn is(holder: &str, version: &str) -> RequestOutcome {
+    RequestOutcome::Done(LeaseRecord {
         holder: holder.to_owned(),
         duration: Duration::from_secs(15),
         transitions: 3,
@@ -125,9 +125,9 @@ fn longer_lease_duration_of_holder_is_respected() {
         transitions: 0,
         version: "7".to_owned(),
     };
-    test.complete_with(&LeaseRequest::Read, Response::Is(slow.clone()));
+    test.complete_with(&LeaseRequest::Read, RequestOutcome::Done(slow.clone()));
     test.wait(59_000);
-    test.complete_with(&LeaseRequest::Read, Response::Is(slow));
+    test.complete_with(&LeaseRequest::Read, RequestOutcome::Done(slow));
     test.wait(900);
     test.complete_with(&take("7", 1), is("me", "8"));
 }
@@ -136,7 +136,7 @@ fn longer_lease_duration_of_holder_is_respected() {
 fn candidate_that_lost_the_race_waits_again() {
     let mut test = Test::new();
     test.complete_with(&LeaseRequest::Read, is("", "7"));
-    test.complete_with(&take("7", 4), Response::Conflict);
+    test.complete_with(&take("7", 4), RequestOutcome::Conflict);
     test.complete_with(&LeaseRequest::Read, is("other", "8"));
     assert!(!test.leads());
     assert_eq!(test.pending(), None);
@@ -145,13 +145,13 @@ fn candidate_that_lost_the_race_waits_again() {
 #[test]
 fn leadership_ends_in_time_without_a_confirmed_renewal() {
     let mut test = Test::new();
-    test.complete_with(&LeaseRequest::Read, Response::Missing);
+    test.complete_with(&LeaseRequest::Read, RequestOutcome::Missing);
     let sent = test.now;
     test.complete_with(&LeaseRequest::Create, is("me", "1"));
     while test.now < sent + Duration::from_millis(9900) {
         assert!(test.leads());
         match test.pending() {
-            Some(action) => test.complete_with(&action, Response::Unknown),
+            Some(action) => test.complete_with(&action, RequestOutcome::Unknown(String::new())),
             None => test.wait(100),
         }
     }
@@ -164,9 +164,9 @@ fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
-    test.complete_with(&renew("1"), Response::Unknown);
+    test.complete_with(&renew("1"), RequestOutcome::Unknown(String::new()));
     test.wait(2000);
-    test.complete_with(&renew("1"), Response::Conflict);
+    test.complete_with(&renew("1"), RequestOutcome::Conflict);
     assert!(test.leads());
     test.complete_with(&LeaseRequest::Read, is("me", "2"));
     test.complete_with(&renew("2"), is("me", "3"));
@@ -177,7 +177,7 @@ fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
 fn lost_reply_to_taking_the_lease_makes_no_leader() {
     let mut test = Test::new();
     test.complete_with(&LeaseRequest::Read, is("", "7"));
-    test.complete_with(&take("7", 4), Response::Unknown);
+    test.complete_with(&take("7", 4), RequestOutcome::Unknown(String::new()));
     test.wait(2000);
     test.complete_with(&LeaseRequest::Read, is("me", "8"));
     assert!(!test.leads());
@@ -190,7 +190,7 @@ fn leader_stops_when_another_holder_is_seen() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
-    test.complete_with(&renew("1"), Response::Conflict);
+    test.complete_with(&renew("1"), RequestOutcome::Conflict);
     test.complete_with(&LeaseRequest::Read, is("other", "5"));
     assert!(!test.leads());
 }
@@ -200,12 +200,12 @@ fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
-    test.complete_with(&renew("1"), Response::Missing);
+    test.complete_with(&renew("1"), RequestOutcome::Missing);
     assert!(!test.leads());
     let deleted = test.now;
     while test.pending() != Some(LeaseRequest::Create) {
         match test.pending() {
-            Some(action) => test.complete_with(&action, Response::Missing),
+            Some(action) => test.complete_with(&action, RequestOutcome::Missing),
             None => test.wait(100),
         }
     }
@@ -215,8 +215,8 @@ fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
 #[test]
 fn a_missing_namespace_is_no_reason_for_haste() {
     let mut test = Test::new();
-    test.complete_with(&LeaseRequest::Read, Response::Missing);
-    test.complete_with(&LeaseRequest::Create, Response::Missing);
+    test.complete_with(&LeaseRequest::Read, RequestOutcome::Missing);
+    test.complete_with(&LeaseRequest::Create, RequestOutcome::Missing);
     assert_eq!(test.pending(), None);
     test.wait(2000);
     assert_eq!(test.pending(), Some(LeaseRequest::Create));

@@ -1,11 +1,10 @@
-use super::{ActionResult, HolderState, Holding, LeaseHolder, NextAction, When, next};
+use super::{HolderState, Holding, LeaseHolder, LeaseRecord, NextAction, RequestOutcome, When, next};
 use crate::{
     Process, Trigger,
     clock::Instant,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -20,14 +19,6 @@ fn setup() -> (LeaseHolder, ApiServer, Trigger) {
         identity: "pod-1".to_owned(),
         renew_every: PACE,
         duration: Duration::from_secs(40),
-        labels: [("app".to_owned(), "drydock".to_owned())].into(),
-        owners: vec![OwnerReference {
-            api_version: "v1".to_owned(),
-            kind: "Node".to_owned(),
-            name: "n1".to_owned(),
-            uid: "u1".to_owned(),
-            ..OwnerReference::default()
-        }],
         field_manager: "drydock-agent",
     };
     let changed = Trigger::new();
@@ -68,8 +59,6 @@ async fn taking_and_each_renewal_is_one_request() {
     assert_eq!(take.line, format!("{URL}&force=true&fieldManager=drydock-agent"));
     assert!(is_take(&take));
     assert_eq!(take.body["spec"]["leaseDurationSeconds"], 40);
-    assert_eq!(take.body["metadata"]["labels"], json!({"app": "drydock"}));
-    assert_eq!(take.body["metadata"]["ownerReferences"][0]["kind"], "Node");
     take.with(&lease("pod-1", "7"));
     changed.notified().await;
     assert_eq!(holder.held(), HolderState::Ours);
@@ -186,28 +175,37 @@ fn next_step_follows_from_response() {
     let renew = |version: &str| NextAction::Renew {
         version: version.to_owned(),
     };
-    let is = |holder: &str| ActionResult::Is {
-        holder: holder.to_owned(),
-        version: "8".to_owned(),
+    let is = |holder: &str| {
+        RequestOutcome::Done(LeaseRecord {
+            holder: holder.to_owned(),
+            version: "8".to_owned(),
+            ..LeaseRecord::default()
+        })
     };
+    let unknown = || RequestOutcome::Unknown("no response".into());
     for (phase, result, then, when) in [
         (NextAction::Take, is("me"), renew("8"), When::InTime),
-        (NextAction::Take, ActionResult::Missing, NextAction::Take, When::Later),
-        (NextAction::Take, ActionResult::Conflict, NextAction::Take, When::Later),
-        (NextAction::Take, ActionResult::Unknown, NextAction::Take, When::Later),
+        (NextAction::Take, RequestOutcome::Missing, NextAction::Take, When::Later),
+        (
+            NextAction::Take,
+            RequestOutcome::Conflict,
+            NextAction::Take,
+            When::Later,
+        ),
+        (NextAction::Take, unknown(), NextAction::Take, When::Later),
         (renew("7"), is("me"), renew("8"), When::InTime),
         (renew("7"), is("other"), NextAction::Idle, When::Now),
-        (renew("7"), ActionResult::Missing, NextAction::Make, When::Now),
-        (renew("7"), ActionResult::Conflict, NextAction::Read, When::Now),
-        (renew("7"), ActionResult::Unknown, renew("7"), When::Later),
+        (renew("7"), RequestOutcome::Missing, NextAction::Make, When::Now),
+        (renew("7"), RequestOutcome::Conflict, NextAction::Read, When::Now),
+        (renew("7"), unknown(), renew("7"), When::Later),
         (NextAction::Read, is("me"), renew("8"), When::Later),
         (NextAction::Read, is("other"), NextAction::Idle, When::Now),
-        (NextAction::Read, ActionResult::Missing, NextAction::Make, When::Later),
+        (NextAction::Read, RequestOutcome::Missing, NextAction::Make, When::Later),
         (NextAction::Make, is("me"), renew("8"), When::InTime),
-        (NextAction::Make, ActionResult::Conflict, NextAction::Read, When::Now),
-        (NextAction::Make, ActionResult::Missing, NextAction::Make, When::Later),
-        (NextAction::Make, ActionResult::Unknown, NextAction::Make, When::Later),
-        (NextAction::Read, ActionResult::Unknown, NextAction::Read, When::Later),
+        (NextAction::Make, RequestOutcome::Conflict, NextAction::Read, When::Now),
+        (NextAction::Make, RequestOutcome::Missing, NextAction::Make, When::Later),
+        (NextAction::Make, unknown(), NextAction::Make, When::Later),
+        (NextAction::Read, unknown(), NextAction::Read, When::Later),
     ] {
         let shown = format!("{phase:?} {result:?}");
         assert_eq!(next(phase, result, "me"), (then, when), "{shown}");
