@@ -23,7 +23,10 @@ use std::{
 };
 
 use drydock_api::hypervisor::AgentEndpoint;
-use drydock_runtime::{Process, WatchStarter, chain, tcp::KeepAlive};
+use drydock_runtime::{
+    Process, WatchStarter, chain,
+    tcp::{self, KeepAlive, PortError},
+};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
@@ -84,13 +87,8 @@ impl NodeApiMetrics {
 #[derive(Debug, Error)]
 pub(crate) enum NodeApiError {
     /// The address is in use, or the process is not allowed to use it.
-    #[error("could not open the port for controllers {address}")]
-    Port {
-        /// Address of the port.
-        address: SocketAddr,
-        /// Error of the operating system.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Port(#[from] PortError),
     /// The certificate of the process cannot be created.
     #[error(transparent)]
     Identity(#[from] OwnCertificateError),
@@ -136,10 +134,7 @@ impl NodeApi {
         address: IpAddr,
         port: u16,
     ) -> Result<AgentEndpoint, NodeApiError> {
-        let address = SocketAddr::new(address, port);
-        let failed = |source| NodeApiError::Port { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let (listener, address) = tcp::listen("port for controllers", SocketAddr::new(address, port)).await?;
         let endpoint = AgentEndpoint {
             address: address.to_string(),
             certificate_fingerprint: trust.fingerprint().to_string(),

@@ -30,10 +30,7 @@ mod tests;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::Router;
-use drydock_runtime::{
-    Process, WatchStarter,
-    tls_port::{PortError, TlsPort},
-};
+use drydock_runtime::{Process, WatchStarter, tcp::PortError, tls_port::TlsPort};
 use kube::Client;
 
 use crate::{certificates::ServedCertificate, configuration_in_force::ConfigurationInForce};

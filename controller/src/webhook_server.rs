@@ -22,7 +22,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use drydock_runtime::{
     Process,
-    tls_port::{self, PortError, TlsPort},
+    tcp::PortError,
+    tls_port::{self, TlsPort},
 };
 use thiserror::Error;
 

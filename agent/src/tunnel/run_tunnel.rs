@@ -2,9 +2,7 @@
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use drydock_runtime::{Admin, Component, LogHandle, Process, Readiness, StartParameters, metrics::registry};
-use thiserror::Error;
-use tokio::net::TcpListener;
+use drydock_runtime::{Admin, Component, LogHandle, Process, Readiness, StartParameters, metrics::registry, tcp};
 use tracing::info;
 
 use super::{
@@ -26,14 +24,6 @@ const COMPONENT: Component = Component {
 /// A guest that has partly arrived is lost if its tunnel ends, so the time is nearly as long as the pod's grace period
 /// (`terminationGracePeriodSeconds`).
 const DRAIN: Duration = Duration::from_secs(24 * 3600 - 60);
-
-/// Error: the port for other tunnels could not be opened.
-#[derive(Debug, Error)]
-#[error("could not open the port for other tunnels {address}")]
-struct TunnelPortError {
-    address: SocketAddr,
-    source: std::io::Error,
-}
 
 /// Runs the tunnel until the process is signalled to stop and its last session has ended.
 pub(crate) fn run(args: TunnelArgs) -> ExitCode {
@@ -63,9 +53,7 @@ async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(),
     };
     served.serve(&process, metrics_bind_address).await?;
     let address = SocketAddr::new(advertise_address, port);
-    let failed = |source| TunnelPortError { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
+    let (listener, address) = tcp::listen("port for other tunnels", address).await?;
     let setting = Setting {
         kubelet: kubelet.kubelet_dir,
         address,

@@ -8,7 +8,10 @@
 //! | `GET /log-level` | the current log level |
 //! | `PUT /log-level` | sets it, to `debug` or `info,drydock_runtime=trace`; only from localhost (port-forward) |
 
-use crate::{LogHandle, Process, Readiness, chain};
+use crate::{
+    LogHandle, Process, Readiness, chain,
+    tcp::{self, PortError},
+};
 use axum::{
     Router,
     extract::{ConnectInfo, State},
@@ -18,8 +21,6 @@ use axum::{
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use std::{net::SocketAddr, sync::Arc};
-use thiserror::Error;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// The OpenMetrics content type that Prometheus expects.
@@ -36,14 +37,6 @@ pub struct Admin {
     pub logs: LogHandle,
 }
 
-/// The admin port cannot be opened.
-#[derive(Debug, Error)]
-#[error("could not open the admin port {address}")]
-pub struct AdminError {
-    address: SocketAddr,
-    source: std::io::Error,
-}
-
 #[derive(Clone)]
 struct Served {
     admin: Admin,
@@ -53,10 +46,11 @@ struct Served {
 impl Admin {
     /// Opens the port and serves it until all other tasks of the process have ended. Port 0 selects a free port.
     /// Returns the bound address.
-    pub async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, AdminError> {
-        let failed = |source| AdminError { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let taken = listener.local_addr().map_err(failed)?;
+    ///
+    /// # Errors
+    /// If the port cannot be opened.
+    pub async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, PortError> {
+        let (listener, taken) = tcp::listen("admin port", address).await?;
         let routes = self
             .routes(process.stopping())
             .into_make_service_with_connect_info::<SocketAddr>();

@@ -46,7 +46,7 @@ mod tolerant_decode;
 mod watch;
 mod work_queue;
 
-pub use admin::{Admin, AdminError};
+pub use admin::Admin;
 pub use apply_status::{apply_status, identity_of, version_of};
 pub use assume_cache::{ASSUMED_FOR, AssumeCache};
 pub use cache::{Cache, CacheChange, Key, SyncState, Trigger, WatchProblem};

@@ -1,9 +1,39 @@
-//! TCP connections that stay open for a long time.
+//! TCP ports, and connections that stay open for a long time.
 
-use std::{io, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpStream, ToSocketAddrs};
+use thiserror::Error;
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+
+/// The port cannot be opened: it is in use, or this process is not allowed to open it.
+#[derive(Debug, Error)]
+#[error("could not open the {name} {address}")]
+pub struct PortError {
+    /// The name of the port.
+    name: String,
+    /// The listen address.
+    address: SocketAddr,
+    /// The cause.
+    source: io::Error,
+}
+
+/// Opens a port and returns its address. Port 0 selects a free port. Errors contain `name`, such as "admin port".
+///
+/// # Errors
+/// If the port cannot be opened.
+pub async fn listen(name: &str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), PortError> {
+    let open = async {
+        let listener = TcpListener::bind(address).await?;
+        let bound = listener.local_addr()?;
+        Ok((listener, bound))
+    };
+    open.await.map_err(|source| PortError {
+        name: name.to_owned(),
+        address,
+        source,
+    })
+}
 
 /// Limits for detecting a dead peer that has not closed its connection, such as a peer on a node that died.
 ///
@@ -69,8 +99,6 @@ impl KeepAlive {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
-
     use super::*;
 
     #[tokio::test]

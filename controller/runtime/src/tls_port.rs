@@ -26,7 +26,6 @@ use rustls::{
     server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
     sign::CertifiedKey,
 };
-use thiserror::Error;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -34,7 +33,10 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
-use crate::{CancellationToken, Process, ReadyHandle, chain};
+use crate::{
+    CancellationToken, Process, ReadyHandle, chain,
+    tcp::{self, PortError},
+};
 
 /// Time limit of a handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
@@ -47,18 +49,6 @@ const IDLE: Duration = Duration::from_secs(120);
 const CONNECTIONS: usize = 1000;
 /// Delay after a connection could not be accepted, for example because no file descriptor is left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
-
-/// The port cannot be opened: it is in use, or this process is not allowed to open it.
-#[derive(Debug, Error)]
-#[error("could not open the {name} port {address}")]
-pub struct PortError {
-    /// The name of the port.
-    name: &'static str,
-    /// The listen address.
-    address: SocketAddr,
-    /// The cause.
-    source: std::io::Error,
-}
 
 /// The certificate of the client of a connection; `None` if the client has sent none. The verifier of the port has
 /// accepted it.
@@ -159,9 +149,7 @@ impl TlsPort {
     /// If the port cannot be opened.
     pub async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, PortError> {
         let name = self.name;
-        let failed = |source| PortError { name, address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let taken = listener.local_addr().map_err(failed)?;
+        let (listener, taken) = tcp::listen(&format!("{name} port"), address).await?;
         let closing = CancellationToken::new();
         let (stopping, leave, close) = (process.stopping(), self.leave, closing.clone());
         process.spawn("closing a TLS port", async move {
