@@ -1,10 +1,10 @@
 //! `drydock-agent run`: wires the parts of the process together.
 
-use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
+use std::{error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
-    Admin, ClientMetrics, ClientOptions, Component, EventMetrics, Events, LogHandle, Process, Readiness, Reporter,
-    StartParameters, Trigger, WatchMetrics, WatchStarter, connect, metrics::registry,
+    Admin, ClientMetrics, ClientOptions, Component, EventMetrics, Events, LogHandle, Process, ProcessError, Readiness,
+    Reporter, StartParameters, Trigger, WatchMetrics, WatchStarter, connect, metrics::registry,
 };
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -28,6 +28,8 @@ const COMPONENT: Component = Component {
 };
 /// Folder of the tunnels' sockets, in the folder that agents share.
 const TUNNELS_FOLDER: &str = "tunnels";
+/// Name of the task of the node.
+const NODE_TASK: &str = "the node";
 
 /// Runs the node agent until it is signalled to stop.
 pub(crate) fn run(args: AgentRunArgs) -> ExitCode {
@@ -66,12 +68,14 @@ fn node_api(shared: &TaskContext, guests: &GuestDirectory, metrics: NodeApiMetri
     }
 }
 
-/// Starts a part that cannot fail. The process ends with it.
-fn spawn_infallible(process: &Process, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
-    process.spawn_critical(name, async move {
-        part.await;
-        Ok::<_, Infallible>(())
-    });
+/// Runs the task of the node. The process stops if it fails.
+async fn run_node_task(task: NodeTask, process: Process) {
+    if let Err(error) = task.run().await {
+        process.fail(ProcessError::Failed {
+            task: NODE_TASK.into(),
+            source: error.into(),
+        });
+    }
 }
 
 async fn wire(args: AgentRunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -149,8 +153,8 @@ async fn wire(args: AgentRunArgs, process: Process, logs: LogHandle) -> Result<(
         deleted_node,
         endpoint,
     );
-    spawn_infallible(&process, "the guests", guests.run());
-    spawn_infallible(&process, "the migrations", migrations.run());
-    process.spawn_critical("the node", task.run());
+    process.spawn_critical("the guests", guests.run());
+    process.spawn_critical("the migrations", migrations.run());
+    process.spawn_critical(NODE_TASK, run_node_task(task, process.clone()));
     Ok(())
 }

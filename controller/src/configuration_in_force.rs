@@ -5,7 +5,7 @@
 //! model for virtual machines exists depends on all nodes together. Only the controller uses that model, so only the
 //! controller refuses it.
 
-use std::{convert::Infallible, sync::Arc};
+use std::sync::Arc;
 
 use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
 use drydock_core::configuration::{
@@ -132,7 +132,6 @@ impl Resolver {
         let stopping = process.stopping();
         process.spawn_critical("resolving configuration", async move {
             stopping.run_until_cancelled(self.run(hypervisors, on_change)).await;
-            Ok::<_, Infallible>(())
         });
     }
 

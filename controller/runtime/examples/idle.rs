@@ -15,7 +15,7 @@ use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{ConfigMap, Namespace, Node, ObjectReference},
 };
-use std::{convert::Infallible, error::Error, path::PathBuf, process::ExitCode, time::Duration};
+use std::{error::Error, path::PathBuf, process::ExitCode, time::Duration};
 
 const COMPONENT: Component = Component {
     name: "drydock-idle",
@@ -123,7 +123,6 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
                 "changed"
             );
         }
-        Ok::<_, Infallible>(())
     });
     Ok(())
 }

@@ -24,7 +24,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use serde_json::json;
-use std::{borrow::Cow, collections::HashMap, convert::Infallible, time::Duration};
+use std::{borrow::Cow, collections::HashMap, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 /// Interval at which the count of a repeated event is written.
@@ -144,7 +144,6 @@ impl Events {
                 writer.write_series(None).await;
             })
             .await;
-            Ok::<_, Infallible>(())
         });
         Self {
             queue,

@@ -68,7 +68,7 @@ pub enum ProcessError {
 /// - The process ends with its first failure.
 /// - A panic in any task ends the process: the panicking task may have left its state inconsistent, and a new process
 ///   starts from the state in the API server.
-/// - Once [`stopping`](Self::stopping) is cancelled a critical task may end; its errors are still reported.
+/// - Once [`stopping`](Self::stopping) is cancelled a critical task may end; failures are still reported.
 #[derive(Clone, Debug, Default)]
 pub struct Process(Arc<ProcessState>);
 
@@ -108,26 +108,11 @@ impl Process {
         });
     }
 
-    /// Runs a task that must not end before the process stops.
-    ///
-    /// If the task ends earlier, with or without an error, the process stops and reports the task's name.
-    pub fn spawn_critical<E>(&self, name: impl Into<Name>, task: impl Future<Output = Result<(), E>> + Send + 'static)
-    where
-        E: Into<Box<dyn Error + Send + Sync>>,
-    {
-        let (process, name) = (self.clone(), name.into());
-        self.0.tasks.spawn(async move {
-            let _running = process.running(&name);
-            match AssertUnwindSafe(task).catch_unwind().await {
-                Ok(Ok(())) if process.0.stopping.is_cancelled() => {}
-                Ok(Ok(())) => process.fail(ProcessError::EndedEarly { task: name }),
-                Ok(Err(error)) => process.fail(ProcessError::Failed {
-                    task: name,
-                    source: error.into(),
-                }),
-                Err(panic) => process.panicked(name, panic.as_ref()),
-            }
-        });
+    /// Runs a task that must not end before the process stops. If it ends earlier, the process stops and reports the
+    /// task's name. A task reports its errors with [`fail`](Self::fail).
+    pub fn spawn_critical(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
+        let name = name.into();
+        self.spawn(name.clone(), self.clone().run_critical(name, task));
     }
 
     /// Runs a task that others may need until the end, such as the admin port. The process does not wait for it, but
@@ -149,21 +134,9 @@ impl Process {
     /// Runs a task that must not end before the process stops and that others need while they stop. The process does
     /// not wait for it, but cancels it when all other tasks have ended. If it ends earlier, the process stops and
     /// reports the task's name.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the tracker awaits its own tasks; the token cancels this task after them"
-    )]
     pub fn spawn_critical_to_the_end(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
-        let (process, name) = (self.clone(), name.into());
-        tokio::spawn(async move {
-            let over = process.0.over.clone();
-            match over.run_until_cancelled(AssertUnwindSafe(task).catch_unwind()).await {
-                None => {}
-                Some(Ok(())) if process.0.stopping.is_cancelled() => {}
-                Some(Ok(())) => process.fail(ProcessError::EndedEarly { task: name }),
-                Some(Err(panic)) => process.panicked(name, panic.as_ref()),
-            }
-        });
+        let name = name.into();
+        self.spawn_to_the_end(name.clone(), self.clone().run_critical(name, task));
     }
 
     /// Stops the process with `error`, unless it has failed already.
@@ -215,6 +188,13 @@ impl Process {
             more => format!("{name} ({more})"),
         };
         running.iter().map(name).collect()
+    }
+
+    async fn run_critical(self, name: Name, task: impl Future<Output = ()>) {
+        task.await;
+        if !self.0.stopping.is_cancelled() {
+            self.fail(ProcessError::EndedEarly { task: name });
+        }
     }
 
     fn panicked(&self, task: Name, panic: &(dyn std::any::Any + Send)) {

@@ -17,7 +17,7 @@ use drydock_core::{
     certificates::Lifetimes,
     configuration::{Certificates, Lifetime},
 };
-use drydock_runtime::{Process, Readiness, Registry};
+use drydock_runtime::{Process, ProcessError, Readiness, Registry};
 use futures::stream;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
@@ -205,11 +205,14 @@ impl RenewalWorld {
                 rounds,
             };
             self.rounds.push(receiver);
-            let stopping = self.servers.stopping();
-            self.servers.spawn_critical(format!("API server {lag}"), async move {
-                match stopping.run_until_cancelled(server.query_replicas()).await {
-                    Some(Err(error)) => Err(format!("{error:#}")),
-                    _ => Ok(()),
+            let (servers, stopping) = (self.servers.clone(), self.servers.stopping());
+            let name = format!("API server {lag}");
+            self.servers.spawn_critical(name.clone(), async move {
+                if let Some(Err(error)) = stopping.run_until_cancelled(server.query_replicas()).await {
+                    servers.fail(ProcessError::Failed {
+                        task: name.into(),
+                        source: format!("{error:#}").into(),
+                    });
                 }
             });
         }

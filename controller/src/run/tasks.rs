@@ -1,7 +1,5 @@
 //! The reconcilers. Each of them works while this process leads.
 
-use std::convert::Infallible;
-
 use drydock_core::migration::deadlines::PhaseDeadlines;
 use drydock_runtime::Trigger;
 
@@ -27,10 +25,7 @@ use crate::{
 impl ProcessContext {
     /// Spawns a task that ends only with the process.
     fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.process.spawn_critical(name, async move {
-            task.await;
-            Ok::<_, Infallible>(())
-        });
+        self.process.spawn_critical(name, task);
     }
 
     /// Spawns a reconciler that `changed` triggers.

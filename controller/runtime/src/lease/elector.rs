@@ -16,7 +16,6 @@ use kube::{
 };
 use serde_json::json;
 use std::{
-    convert::Infallible,
     future::poll_fn,
     pin::pin,
     sync::{
@@ -132,7 +131,6 @@ impl Leadership {
         let stopping = process.stopping();
         process.spawn_critical("standing for leader", async move {
             elector.run(stopping).await;
-            Ok::<_, Infallible>(())
         });
         Self(receiver)
     }

@@ -8,7 +8,7 @@
 //!                                                                 read ──another holder──▶ idle
 //! ```
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::MicroTime};
 use kube::{
@@ -83,7 +83,6 @@ impl LeaseHolder {
         let stopping = process.stopping();
         process.spawn_critical("keeping the lease", async move {
             stopping.run_until_cancelled(keeper.run()).await;
-            Ok::<_, Infallible>(())
         });
         holder
     }

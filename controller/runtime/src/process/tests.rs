@@ -1,7 +1,6 @@
 use super::{Process, ProcessError};
 use futures::{StreamExt, stream};
 use std::{
-    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -33,7 +32,6 @@ async fn signal_starts_the_drain_and_the_tasks_finish() {
         stopping.cancelled().await;
         tokio::time::sleep(Duration::from_secs(3)).await;
         done.store(true, Ordering::Relaxed);
-        Ok::<_, Infallible>(())
     });
     process
         .run(stream::iter(["SIGTERM"]).chain(no_signal()), DRAIN)
@@ -46,7 +44,7 @@ async fn signal_starts_the_drain_and_the_tasks_finish() {
 #[tokio::test(start_paused = true)]
 async fn a_critical_task_that_ends_ends_the_process_and_is_named() {
     let process = Process::new();
-    process.spawn_critical("watching nodes", async { Ok::<_, Infallible>(()) });
+    process.spawn_critical("watching nodes", async {});
     let error = process.run(no_signal(), DRAIN).await.unwrap_err();
     assert!(
         matches!(&error, ProcessError::EndedEarly { task } if task == "watching nodes"),
@@ -58,7 +56,13 @@ async fn a_critical_task_that_ends_ends_the_process_and_is_named() {
 async fn the_error_of_a_critical_task_is_the_cause() {
     let process = Process::new();
     process.spawn("short", async {});
-    process.spawn_critical("lease", async { Err(std::io::Error::other("refused")) });
+    let failing = process.clone();
+    process.spawn_critical("lease", async move {
+        failing.fail(ProcessError::Failed {
+            task: "lease".into(),
+            source: "refused".into(),
+        });
+    });
     let error = process.run(no_signal(), DRAIN).await.unwrap_err();
     assert_eq!(crate::chain(&error).to_string(), "lease failed: refused");
 }
