@@ -6,7 +6,6 @@
 //! ```
 
 use std::{
-    collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -14,8 +13,7 @@ use std::{
 };
 
 use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_MEMORY_SOCKET};
-use drydock_runtime::{Process, chain, clock::Instant};
-use parking_lot::Mutex;
+use drydock_runtime::{CountGuard, Counts, Process, chain, clock::Instant};
 use rustls::{CertificateError, server::Acceptor};
 use tokio::{
     io::AsyncReadExt,
@@ -50,7 +48,7 @@ pub(super) struct PortState {
     process: Process,
     unknown: Arc<Semaphore>,
     /// Number of unidentified connections by address.
-    by_address: Mutex<HashMap<IpAddr, usize>>,
+    by_address: Counts<IpAddr>,
     from_one: usize,
     log: RefusalLog,
     handshake_timeout: Duration,
@@ -63,7 +61,7 @@ impl PortState {
             sessions: sessions.clone(),
             process: process.clone(),
             unknown: Arc::new(Semaphore::new(UNKNOWN)),
-            by_address: Mutex::default(),
+            by_address: Counts::default(),
             from_one: UNKNOWN_FROM_ONE,
             log: RefusalLog::default(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
@@ -114,19 +112,9 @@ impl PortState {
     }
 
     /// Reserves capacity for a connection that is not identified yet; `None` if a limit is reached.
-    fn place(self: &Arc<Self>, from: IpAddr) -> Option<UnknownPlace> {
+    fn place(&self, from: IpAddr) -> Option<(OwnedSemaphorePermit, CountGuard<IpAddr>)> {
         let permit = Arc::clone(&self.unknown).try_acquire_owned().ok()?;
-        let mut by_address = self.by_address.lock();
-        let count = by_address.entry(from).or_default();
-        if *count >= self.from_one {
-            return None;
-        }
-        *count += 1;
-        Some(UnknownPlace {
-            port: Arc::clone(self),
-            from,
-            _permit: permit,
-        })
+        Some((permit, self.by_address.add_below(self.from_one, from)?))
     }
 
     /// Identifies the peer of a connection and the content of its stream.
@@ -204,26 +192,6 @@ impl PortState {
         if let Some(more) = self.log.admits(refusal, Instant::now()) {
             let reason = refusal.reason();
             warn!(%from, reason, detail, more, "a connection was refused: {refusal}");
-        }
-    }
-}
-
-/// Permit of a connection that is not identified yet. Dropping it releases the capacity.
-#[derive(Debug)]
-struct UnknownPlace {
-    port: Arc<PortState>,
-    from: IpAddr,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Drop for UnknownPlace {
-    fn drop(&mut self) {
-        let mut by_address = self.port.by_address.lock();
-        if let Some(count) = by_address.get_mut(&self.from) {
-            *count -= 1;
-            if *count == 0 {
-                by_address.remove(&self.from);
-            }
         }
     }
 }

@@ -24,6 +24,7 @@ mod chain;
 mod client;
 pub mod clock;
 mod component;
+mod counts;
 mod duration_flag;
 pub mod events;
 #[cfg(any(test, feature = "fake"))]
@@ -53,6 +54,7 @@ pub use cache::{Cache, CacheChange, Key, SyncState, Trigger, WatchProblem};
 pub use chain::{Chain, chain};
 pub use client::{ClientError, ClientMetrics, ClientOptions, READ_TIMEOUT, RESPONSE_TIMEOUT, connect};
 pub use component::Component;
+pub use counts::{CountGuard, Counts};
 pub use duration_flag::{InvalidDuration, parse_duration};
 pub use events::{Event, EventMetrics, EventRecorder, Events, Reporter, Severity};
 pub use health::{Readiness, ReadyHandle};

@@ -6,14 +6,14 @@
 //!                                          second signal, or the drain takes too long: over at once
 //! ```
 
-use std::{borrow::Cow, collections::BTreeMap, error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{borrow::Cow, error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
 use thiserror::Error;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::logs::panic_text;
+use crate::{Counts, logs::panic_text};
 
 /// Name of a task, for logs and for the reason why the process ended.
 pub type Name = Cow<'static, str>;
@@ -77,7 +77,7 @@ struct ProcessState {
     stopping: CancellationToken,
     over: CancellationToken,
     tasks: TaskTracker,
-    running: Mutex<BTreeMap<Name, usize>>,
+    running: Counts<Name>,
     failure: Mutex<Option<ProcessError>>,
 }
 
@@ -101,7 +101,7 @@ impl Process {
     pub fn spawn(&self, name: impl Into<Name>, task: impl Future<Output = ()> + Send + 'static) {
         let (process, name) = (self.clone(), name.into());
         self.0.tasks.spawn(async move {
-            let _running = process.running(&name);
+            let _running = process.0.running.add(name.clone());
             if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
                 process.panicked(name, panic.as_ref());
             }
@@ -182,12 +182,11 @@ impl Process {
 
     /// Returns the names of the running tasks.
     pub fn running_tasks(&self) -> Vec<String> {
-        let running = self.0.running.lock();
-        let name = |(name, count): (&Name, &usize)| match count {
-            1 => name.to_string(),
+        let name = |(name, count): (Name, usize)| match count {
+            1 => name.into_owned(),
             more => format!("{name} ({more})"),
         };
-        running.iter().map(name).collect()
+        self.0.running.all().into_iter().map(name).collect()
     }
 
     async fn run_critical(self, name: Name, task: impl Future<Output = ()>) {
@@ -200,32 +199,6 @@ impl Process {
     fn panicked(&self, task: Name, panic: &(dyn std::any::Any + Send)) {
         let message = panic_text(panic).to_owned();
         self.fail(ProcessError::Panicked { task, message });
-    }
-
-    fn running(&self, name: &Name) -> TaskGuard {
-        *self.0.running.lock().entry(name.clone()).or_default() += 1;
-        TaskGuard {
-            process: self.clone(),
-            name: name.clone(),
-        }
-    }
-}
-
-/// Counts a task as running until dropped.
-struct TaskGuard {
-    process: Process,
-    name: Name,
-}
-
-impl Drop for TaskGuard {
-    fn drop(&mut self) {
-        let mut running = self.process.0.running.lock();
-        if let Some(count) = running.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
-                running.remove(&self.name);
-            }
-        }
     }
 }
 

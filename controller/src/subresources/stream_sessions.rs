@@ -1,15 +1,12 @@
 //! The open websockets of this replica.
 
-use std::{collections::HashMap, sync::Arc};
-
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::subresources::{
     SubresourceError, SubresourceOperation, SubresourceTarget,
     guest_commands::{self, Close},
 };
-use drydock_runtime::{Process, chain};
+use drydock_runtime::{CountGuard, Counts, Process, chain};
 use kube::{Api, Client, ResourceExt};
-use parking_lot::Mutex;
 use tracing::{debug, info};
 
 use super::{
@@ -29,45 +26,32 @@ const POLICY: u16 = 1008;
 #[derive(Clone)]
 pub(super) struct StreamSessions {
     client: Client,
-    by_user: Arc<Mutex<HashMap<String, usize>>>,
+    by_user: Counts<String>,
     active: ActiveStreams,
     timeouts: StreamTimeouts,
     process: Process,
-}
-
-/// Reservation of a websocket for a user. It is released when it is dropped.
-pub(super) struct UserPlace {
-    sessions: StreamSessions,
-    user: String,
 }
 
 impl StreamSessions {
     pub(super) fn new(client: Client, active: ActiveStreams, timeouts: StreamTimeouts, process: &Process) -> Self {
         Self {
             client,
-            by_user: Arc::default(),
+            by_user: Counts::default(),
             active,
             timeouts,
             process: process.clone(),
         }
     }
 
-    /// Reserves a websocket for a user.
+    /// Reserves a websocket for a user, until the guard is dropped.
     ///
     /// # Errors
     /// 429 if the user has the maximum number of websockets.
-    pub(super) fn place(&self, user: &str) -> Result<UserPlace, SubresourceError> {
-        let mut by_user = self.by_user.lock();
-        let count = by_user.entry(user.to_owned()).or_default();
-        if *count >= MAX_PER_USER {
-            return Err(SubresourceError::too_many(format!(
+    pub(super) fn place(&self, user: &str) -> Result<CountGuard<String>, SubresourceError> {
+        self.by_user.add_below(MAX_PER_USER, user.to_owned()).ok_or_else(|| {
+            SubresourceError::too_many(format!(
                 "user {user:?} already has {MAX_PER_USER} streams open; close some"
-            )));
-        }
-        *count += 1;
-        Ok(UserPlace {
-            sessions: self.clone(),
-            user: user.to_owned(),
+            ))
         })
     }
 
@@ -79,7 +63,7 @@ impl StreamSessions {
         connected: Connected,
         operation: SubresourceOperation,
         target: &SubresourceTarget,
-        place: UserPlace,
+        place: CountGuard<String>,
     ) {
         let active = self.active.begin(operation, &target.namespace, &target.name);
         let sessions = self.clone();
@@ -87,7 +71,7 @@ impl StreamSessions {
             let (_active, place) = (active, place);
             let Connected { instance, peer } = connected;
             let vmi = format!("{}/{}", instance.namespace().unwrap_or_default(), instance.name_any());
-            let (stream, user) = (operation.as_str(), place.user.as_str());
+            let (stream, user) = (operation.as_str(), place.key());
             let socket = match handshake.complete().await {
                 Ok(socket) => socket,
                 Err(error) => {
@@ -151,18 +135,6 @@ impl StreamSessions {
         };
         if let Some(close) = close {
             closing.close(&close).await;
-        }
-    }
-}
-
-impl Drop for UserPlace {
-    fn drop(&mut self) {
-        let mut by_user = self.sessions.by_user.lock();
-        if let Some(count) = by_user.get_mut(&self.user) {
-            *count -= 1;
-            if *count == 0 {
-                by_user.remove(&self.user);
-            }
         }
     }
 }
