@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use drydock_api::hypervisor::HypervisorStatus;
+use drydock_host::domain::JobInfo;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -50,23 +51,6 @@ pub(crate) struct LeavingMetrics {
     dirtied: OfGuests,
     memory_rate: OfGuests,
     disk_rate: OfGuests,
-}
-
-/// One measurement of a migration. Values that libvirt does not report are not exported.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TransferProgress {
-    /// Number of bytes sent. Bytes that were sent more than once are counted each time.
-    pub(crate) processed: u64,
-    /// Number of bytes still to be sent.
-    pub(crate) remaining: u64,
-    /// Number of bytes of memory and copied disks.
-    pub(crate) total: u64,
-    /// Number of bytes of memory that the guest changes per second.
-    pub(crate) dirtied: Option<u64>,
-    /// Number of bytes of memory sent per second.
-    pub(crate) memory_rate: Option<u64>,
-    /// Number of bytes of disks sent per second.
-    pub(crate) disk_rate: Option<u64>,
 }
 
 /// Exports the metrics of a guest that migrates away, until dropped.
@@ -132,16 +116,16 @@ impl LeavingMetrics {
 }
 
 impl LeavingGuest {
-    /// Exports a new measurement.
-    pub(crate) fn measured(&self, measured: &TransferProgress) {
+    /// Exports libvirt's statistics of the migration. Values that libvirt does not report are not exported.
+    pub(crate) fn measured(&self, job: &JobInfo) {
         let metrics = &self.metrics;
         for (family, value) in [
-            (&metrics.processed, Some(measured.processed)),
-            (&metrics.remaining, Some(measured.remaining)),
-            (&metrics.total, Some(measured.total)),
-            (&metrics.dirtied, measured.dirtied),
-            (&metrics.memory_rate, measured.memory_rate),
-            (&metrics.disk_rate, measured.disk_rate),
+            (&metrics.processed, Some(job.data.processed)),
+            (&metrics.remaining, Some(job.data.remaining)),
+            (&metrics.total, Some(job.data.total)),
+            (&metrics.dirtied, job.dirty_rate),
+            (&metrics.memory_rate, job.memory_rate),
+            (&metrics.disk_rate, job.disk_rate),
         ] {
             match value {
                 Some(value) => {
@@ -272,10 +256,14 @@ impl AgentMetrics {
 #[cfg(test)]
 mod tests {
     use drydock_api::hypervisor::HypervisorStatus;
+    use drydock_host::{
+        domain::{JobAmount, JobInfo, JobOperation},
+        fake::fake_migration::migration_job,
+    };
     use prometheus_client::{encoding::text::encode, registry::Registry};
     use serde_json::json;
 
-    use super::{AgentMetrics, LeavingMetrics, TransferProgress};
+    use super::{AgentMetrics, LeavingMetrics};
 
     #[test]
     fn condition_metric_has_a_series_per_status_and_reason() {
@@ -320,13 +308,16 @@ mod tests {
         };
         let guest = metrics.guest("node1", "shop", "db");
         assert_eq!(exposed(), [""; 0]);
-        let measured = TransferProgress {
-            processed: 1,
-            remaining: 2,
-            total: 3,
-            dirtied: Some(4),
+        let measured = JobInfo {
+            data: JobAmount {
+                processed: 1,
+                remaining: 2,
+                total: 3,
+            },
+            dirty_rate: Some(4),
             memory_rate: Some(5),
             disk_rate: Some(6),
+            ..migration_job(JobOperation::OutgoingMigration)
         };
         guest.measured(&measured);
         let line = |name: &str, value| {
@@ -342,8 +333,8 @@ mod tests {
         ];
         assert_eq!(exposed(), all);
         // A value that libvirt no longer reports is no longer exported.
-        guest.measured(&TransferProgress {
-            dirtied: None,
+        guest.measured(&JobInfo {
+            dirty_rate: None,
             disk_rate: None,
             ..measured
         });

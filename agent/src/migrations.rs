@@ -12,7 +12,6 @@
 #[cfg(test)]
 mod fixture;
 mod migration_watches;
-mod progress;
 mod seen;
 mod side;
 mod source_task;

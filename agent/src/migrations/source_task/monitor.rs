@@ -17,10 +17,7 @@ use kube::ResourceExt;
 use tracing::info;
 
 use super::{SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
-use crate::migrations::{
-    progress::{measured, sample},
-    seen,
-};
+use crate::migrations::seen;
 
 /// Limits the downtime. If libvirt refuses, the migration continues with the previous limit.
 pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
@@ -48,6 +45,26 @@ fn is_paused_by_agent(state: DomainState) -> bool {
     matches!(state, DomainState::Paused(PausedReason::User | PausedReason::Migration))
 }
 
+/// Converts libvirt's statistics to a sample for the monitor. `paused` and `post_copy` describe the mode of the
+/// migration.
+fn sample(job: &JobInfo, paused: bool, post_copy: bool) -> Sample {
+    let rates = [job.memory_rate, job.disk_rate];
+    Sample {
+        data_total: job.data.total,
+        data_processed: job.data.processed,
+        data_remaining: job.data.remaining,
+        memory_remaining: job.memory.remaining,
+        disk_remaining: job.disk.remaining,
+        dirty_rate: job.dirty_rate,
+        bandwidth: rates.into_iter().flatten().reduce(u64::saturating_add),
+        iteration: job.iteration.unwrap_or(0),
+        elapsed: job.elapsed.unwrap_or(Duration::ZERO),
+        expected_downtime: job.downtime,
+        post_copy,
+        paused,
+    }
+}
+
 impl SourceTask {
     /// Measures a migrating guest, and executes the actions of the monitor that let the migration end.
     pub(super) async fn measure(
@@ -65,7 +82,7 @@ impl SourceTask {
             let leaving = &self.side.shared.metrics.leaving;
             leaving.guest(&self.side.shared.node, &namespace, &migration.spec.vmi_name)
         });
-        metrics.measured(&measured(info));
+        metrics.measured(info);
         let status = migration.status.clone().unwrap_or_default();
         let configuration = configuration(status.migration_state.as_ref());
         let to_move = is_paused_to_move(migration);
