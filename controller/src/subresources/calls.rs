@@ -1,6 +1,9 @@
 //! The requests to the API server that operations need.
 
-use axum::http::{Request, StatusCode};
+use axum::{
+    http::{Request, StatusCode},
+    response::{IntoResponse, Response},
+};
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration},
@@ -28,15 +31,13 @@ use kube::{
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::{agents::Agents, reply::SubresourceReply};
+use super::{agents::Agents, reply::json_response};
 use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
 
 /// Status code of the API server for a JSON patch with a failed test.
 const UNPROCESSABLE: u16 = 422;
 /// KubeVirt's status code for a request that a controller will carry out.
-const ACCEPTED: SubresourceReply = SubresourceReply::Empty(StatusCode::ACCEPTED);
-/// KubeVirt's status code for a request that has been carried out.
-const DONE: SubresourceReply = SubresourceReply::Empty(StatusCode::OK);
+const ACCEPTED: StatusCode = StatusCode::ACCEPTED;
 
 /// Sends the requests that operations need.
 pub(super) struct ApiCalls {
@@ -111,7 +112,7 @@ impl ApiCalls {
         operation: SubresourceOperation,
         target: &SubresourceTarget,
         body: &[u8],
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         info!(
             operation = operation.as_str(),
             namespace = target.namespace,
@@ -143,15 +144,13 @@ impl ApiCalls {
             SubresourceOperation::Migrate => self.migrate(target, &read(body)?).await,
             SubresourceOperation::ExpandSpec => {
                 let written = self.machine(target).await?.written;
-                Ok(SubresourceReply::Json(
-                    StatusCode::OK,
-                    machine_commands::expand(written, &target.namespace)?,
-                ))
+                let expanded = machine_commands::expand(written, &target.namespace)?;
+                Ok(json_response(StatusCode::OK, &expanded))
             }
             SubresourceOperation::ExpandGivenSpec => {
                 let given: Option<Value> = read(body)?;
                 let expanded = machine_commands::expand(given.unwrap_or_default(), &target.namespace)?;
-                Ok(SubresourceReply::Json(StatusCode::OK, expanded))
+                Ok(json_response(StatusCode::OK, &expanded))
             }
             SubresourceOperation::CancelEvacuationOfMachine | SubresourceOperation::CancelEvacuation => {
                 self.cancel_evacuation(target, &read(body)?).await
@@ -229,7 +228,7 @@ impl ApiCalls {
         target: &SubresourceTarget,
         dry_run: Option<&[String]>,
         decide: impl Fn(&FoundMachine<'_>) -> Result<Effect, SubresourceError>,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let dry_run = is_dry_run(dry_run)?;
         let read = self.machine(target).await?;
         let instance = self.instance(target).await?;
@@ -244,7 +243,7 @@ impl ApiCalls {
                 return Err(self.failure(target, patch, error).await);
             }
         }
-        Ok(ACCEPTED)
+        Ok(ACCEPTED.into_response())
     }
 
     async fn patch(
@@ -310,7 +309,7 @@ impl ApiCalls {
         &self,
         target: &SubresourceTarget,
         options: &options::Migrate,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
         self.machine(target).await?;
         let instance = self.instance(target).await?;
@@ -328,14 +327,14 @@ impl ApiCalls {
         };
         let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), &target.namespace);
         api.create(&parameters, &migration).await.map_err(internal)?;
-        Ok(ACCEPTED)
+        Ok(ACCEPTED.into_response())
     }
 
     async fn cancel_evacuation(
         &self,
         target: &SubresourceTarget,
         options: &options::CancelEvacuation,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
         let instance = self.started_instance(target).await?;
         let requested = options.evacuation_node_name.as_deref().unwrap_or_default();
@@ -354,7 +353,7 @@ impl ApiCalls {
                 .await
                 .map_err(internal)?;
         }
-        Ok(DONE)
+        Ok(StatusCode::OK.into_response())
     }
 }
 

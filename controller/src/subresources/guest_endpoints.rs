@@ -2,7 +2,10 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use axum::http::StatusCode;
+use axum::{
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
 use drydock_api::{
     kubevirt::VirtualMachineInstance,
     node_api::{self, GuestCommand, GuestReport, GuestStream, NodeApiRefusal, RefusalReason},
@@ -16,7 +19,7 @@ use drydock_runtime::tcp::KeepAlive;
 use kube::ResourceExt;
 use tokio::{net::UdpSocket, time::timeout};
 
-use super::{calls::ApiCalls, reply::SubresourceReply, websocket::StreamPeer};
+use super::{calls::ApiCalls, websocket::StreamPeer};
 
 /// Time limit for connecting to a port of a guest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,18 +39,14 @@ impl ApiCalls {
         target: &SubresourceTarget,
         command: GuestCommand,
         body: &[u8],
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let options: options::CommandOptions = read(body)?;
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
         self.send_command(target, command, dry_run).await
     }
 
     /// Freezes the file systems of the guest of an instance.
-    pub(super) async fn freeze(
-        &self,
-        target: &SubresourceTarget,
-        body: &[u8],
-    ) -> Result<SubresourceReply, SubresourceError> {
+    pub(super) async fn freeze(&self, target: &SubresourceTarget, body: &[u8]) -> Result<Response, SubresourceError> {
         let options: options::Freeze = read(body)?;
         let thaw_after = options.thaw_after()?;
         self.send_command(target, GuestCommand::Freeze { thaw_after }, false)
@@ -59,17 +58,17 @@ impl ApiCalls {
         target: &SubresourceTarget,
         command: GuestCommand,
         dry_run: bool,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let found = self.instance(target).await?;
         let checked = guest_commands::command(&target.name, found.as_ref(), command)?;
         if dry_run {
-            return Ok(SubresourceReply::Empty(StatusCode::OK));
+            return Ok(StatusCode::OK.into_response());
         }
         let node = guest_commands::node(checked)?;
         let uid = checked.uid().unwrap_or_default();
         let request = node_api::NodeApiRequest::Command(&uid, command);
         match self.agents.command(node, request).await {
-            Ok(()) => Ok(SubresourceReply::Empty(StatusCode::OK)),
+            Ok(()) => Ok(StatusCode::OK.into_response()),
             Err(refusal) => Err(guest_commands::refused(&target.name, &refusal)),
         }
     }
@@ -79,7 +78,7 @@ impl ApiCalls {
         &self,
         target: &SubresourceTarget,
         report: GuestReport,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let found = self.instance(target).await?;
         let checked = guest_commands::report(&target.name, found.as_ref(), report)?;
         let node = guest_commands::node(checked)?;
@@ -89,7 +88,7 @@ impl ApiCalls {
             .report(node, node_api::NodeApiRequest::Report(&uid, report))
             .await;
         let (media_type, content) = read.map_err(|refusal| guest_commands::refused(&target.name, &refusal))?;
-        Ok(SubresourceReply::Document(media_type, content))
+        Ok(([(CONTENT_TYPE, media_type)], content).into_response())
     }
 
     /// Opens a stream of the guest of an instance. If the guest has left its node in the meantime, the instance is read

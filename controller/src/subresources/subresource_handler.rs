@@ -7,7 +7,7 @@ use axum::{
     body::to_bytes,
     extract::{Request, State},
     http::{HeaderValue, StatusCode, header::CONNECTION},
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use drydock_core::subresources::{
     ApiPath, GroupResource, PublicDocument, SubresourceError, SubresourceOperation, SubresourceTarget, discovery,
@@ -18,7 +18,7 @@ use futures::FutureExt;
 use tracing::info;
 
 use super::{
-    calls::ApiCalls, client_trust::ClientTrust, metrics::SubresourceMetrics, reply::SubresourceReply,
+    calls::ApiCalls, client_trust::ClientTrust, metrics::SubresourceMetrics, reply::json_response,
     stream_sessions::StreamSessions, websocket::Handshake,
 };
 
@@ -56,7 +56,7 @@ pub(super) async fn serve(
         Err(_) => Err(SubresourceError::internal("the request took too long")),
     };
     let mut response = match reply {
-        Ok(reply) => reply.into_response(),
+        Ok(response) => response,
         Err(failure) => {
             if failure.code >= 500 {
                 info!(
@@ -67,7 +67,7 @@ pub(super) async fn serve(
                 );
             }
             let code = StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            SubresourceReply::Json(code, failure.to_status()).into_response()
+            json_response(code, &failure.to_status())
         }
     };
     if requests.stopping.is_cancelled() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -96,7 +96,7 @@ impl SubresourceHandler {
         path: &ApiPath,
         user: Option<RequestUser>,
         request: Request,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let method = request.method().as_str().to_owned();
         match path {
             ApiPath::Unknown => Err(SubresourceError::no_such_path()),
@@ -108,12 +108,12 @@ impl SubresourceHandler {
                 } else {
                     StatusCode::INTERNAL_SERVER_ERROR
                 };
-                Ok(SubresourceReply::Json(code, discovery::health(found)))
+                Ok(json_response(code, &discovery::health(found)))
             }
             ApiPath::Open(document) => {
                 let document =
                     discovery::document(document, self.version).ok_or_else(SubresourceError::no_such_path)?;
-                Ok(SubresourceReply::Json(StatusCode::OK, document))
+                Ok(json_response(StatusCode::OK, &document))
             }
             ApiPath::Target(target) => {
                 let user = user.ok_or_else(SubresourceError::unauthorized)?;
@@ -137,7 +137,7 @@ impl SubresourceHandler {
         target: &SubresourceTarget,
         user: &RequestUser,
         mut request: Request,
-    ) -> Result<SubresourceReply, SubresourceError> {
+    ) -> Result<Response, SubresourceError> {
         let handshake = Handshake::of(&mut request)?;
         let place = self.sessions.place(&user.name)?;
         let connected = match operation {
@@ -149,7 +149,7 @@ impl SubresourceHandler {
         };
         let response = handshake.response();
         self.sessions.begin(handshake, connected, operation, target, place);
-        Ok(SubresourceReply::Upgrade(response))
+        Ok(response)
     }
 
     /// Checks whether the user may execute this request on this object.
