@@ -15,7 +15,6 @@ use drydock_runtime::{
     AssumeCache, CacheChange, EventRecorder, Key, ListMode, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue,
     apply_status, clock, is_refusal, lease::Leadership, version_of,
 };
-use jiff::Timestamp;
 use kube::{Client, ResourceExt, api::Patch};
 use serde_json::json;
 use tracing::info;
@@ -67,23 +66,11 @@ impl MachineTask {
     }
 }
 
-/// A machine, and the inputs of its plan.
-pub(crate) struct MachineObservation {
-    now: Timestamp,
-    machine: VirtualMachine,
-    instance: Option<Arc<VirtualMachineInstance>>,
-    /// Whether the instance was read from the API server.
-    confirmed: bool,
-    migrating: bool,
-    /// Reason why the API server refused to create the instance.
-    failed_create: Option<String>,
-}
-
 impl Reconciler for MachineTask {
-    type Observed = MachineObservation;
+    type Observed = ObservedMachine;
     type Plan = MachinePlan;
 
-    async fn observe(&self, key: &Key) -> Result<Option<MachineObservation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<ObservedMachine>, ReconcileError> {
         let Some(machine) = self.machines.newest(key) else {
             return Ok(None);
         };
@@ -96,7 +83,7 @@ impl Reconciler for MachineTask {
             // The watch will show the deletion.
             return Ok(None);
         }
-        Ok(Some(MachineObservation {
+        Ok(Some(ObservedMachine {
             now: clock::now(),
             machine,
             instance,
@@ -106,21 +93,14 @@ impl Reconciler for MachineTask {
         }))
     }
 
-    fn plan(&self, _: &Key, observed: &MachineObservation) -> MachinePlan {
-        plan(&ObservedMachine {
-            now: observed.now,
-            machine: &observed.machine,
-            instance: observed.instance.as_deref(),
-            confirmed: observed.confirmed,
-            migrating: observed.migrating,
-            failed_create: observed.failed_create.as_deref(),
-        })
+    fn plan(&self, _: &Key, observed: &ObservedMachine) -> MachinePlan {
+        plan(observed)
     }
 
     async fn execute(
         &self,
         key: &Key,
-        observed: &mut MachineObservation,
+        observed: &mut ObservedMachine,
         plan: MachinePlan,
     ) -> Result<Executed, ReconcileError> {
         if plan.confirm {

@@ -5,9 +5,7 @@
 //!  instances, pods, PDBs, VMs ─▶ which instance ─▶ reconcile ─▶ plan ─▶ PDBs created or deleted, conflict reported
 //! ```
 
-use std::sync::Arc;
-
-use drydock_api::{hyperconverged::EvictionStrategy, kubevirt::VirtualMachineInstance};
+use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::eviction::{
     own_pdb::{instance_of, is_ours},
     pdbs::{ObservedPdbs, PdbPlan, PodPdbs, conflict, is_news, plan},
@@ -16,7 +14,6 @@ use drydock_runtime::{
     CacheChange, Key, Process, Requeue, Trigger, WorkQueue, apply_status, clock, identity_of, is_refusal,
     lease::Leadership,
 };
-use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::json;
 
@@ -61,19 +58,11 @@ impl PdbTask {
     }
 }
 
-/// An instance, and the PDBs of its pods.
-pub(crate) struct PdbObservation {
-    now: Timestamp,
-    instance: Arc<VirtualMachineInstance>,
-    strategy: EvictionStrategy,
-    pods: Vec<PodPdbs>,
-}
-
 impl Reconciler for PdbTask {
-    type Observed = PdbObservation;
+    type Observed = ObservedPdbs;
     type Plan = PdbPlan;
 
-    async fn observe(&self, key: &Key) -> Result<Option<PdbObservation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<ObservedPdbs>, ReconcileError> {
         // The PDBs of a deleted instance are deleted with its pods.
         let Some(instance) = self.context.instances.get(key) else {
             return Ok(None);
@@ -84,7 +73,7 @@ impl Reconciler for PdbTask {
             foreign: pdbs.conflicting(&pod),
             pod,
         });
-        Ok(Some(PdbObservation {
+        Ok(Some(ObservedPdbs {
             now: clock::now(),
             pods: pods.collect(),
             strategy: self.context.launchers.eviction_strategy(&instance),
@@ -92,21 +81,11 @@ impl Reconciler for PdbTask {
         }))
     }
 
-    fn plan(&self, _: &Key, observed: &PdbObservation) -> PdbPlan {
-        plan(&ObservedPdbs {
-            now: observed.now,
-            instance: &observed.instance,
-            strategy: observed.strategy,
-            pods: &observed.pods,
-        })
+    fn plan(&self, _: &Key, observed: &ObservedPdbs) -> PdbPlan {
+        plan(observed)
     }
 
-    async fn execute(
-        &self,
-        key: &Key,
-        observed: &mut PdbObservation,
-        plan: PdbPlan,
-    ) -> Result<Executed, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut ObservedPdbs, plan: PdbPlan) -> Result<Executed, ReconcileError> {
         let (pdbs, instance, now) = (&self.context.launchers.pdbs, &observed.instance, observed.now);
         for pdb in &plan.delete {
             pdbs.delete(pdb).await?;

@@ -17,6 +17,8 @@ pub mod printable;
 mod start_failure;
 mod strategy;
 
+use std::sync::Arc;
+
 use drydock_api::{
     controlling_owner,
     kubevirt::{
@@ -41,20 +43,20 @@ use start_failure::{is_start_failure, start_failure};
 pub use strategy::{DeletionReason, InstanceDecision, RequestedChanges, Standing, decide};
 
 /// The controller's observations of a machine.
-#[derive(Clone, Copy, Debug)]
-pub struct ObservedMachine<'a> {
+#[derive(Clone, Debug)]
+pub struct ObservedMachine {
     /// The current time.
     pub now: Timestamp,
     /// The machine.
-    pub machine: &'a VirtualMachine,
+    pub machine: VirtualMachine,
     /// The instance of the machine's name, whatever its owner.
-    pub instance: Option<&'a VirtualMachineInstance>,
+    pub instance: Option<Arc<VirtualMachineInstance>>,
     /// Whether the instance was read from the API server itself after the machine was read.
     pub confirmed: bool,
     /// Whether the instance is being live migrated.
     pub migrating: bool,
     /// Why the API server rejected the creation of the instance, if the creation was attempted.
-    pub failed_create: Option<&'a str>,
+    pub failed_create: Option<String>,
 }
 
 /// The steps, in the order of the fields.
@@ -150,8 +152,8 @@ pub fn reached_running(instance: &VirtualMachineInstance) -> bool {
 }
 
 /// Returns the steps for a machine.
-pub fn plan(observed: &ObservedMachine<'_>) -> MachinePlan {
-    let machine = observed.machine;
+pub fn plan(observed: &ObservedMachine) -> MachinePlan {
+    let machine = &observed.machine;
     let before = machine.status.clone().unwrap_or_default();
     let evaluation = Evaluation::of(observed, &before);
     let Evaluation {
@@ -223,11 +225,12 @@ struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    fn of(observed: &ObservedMachine<'a>, before: &VirtualMachineStatus) -> Self {
-        let machine = observed.machine;
+    fn of(observed: &'a ObservedMachine, before: &VirtualMachineStatus) -> Self {
+        let machine = &observed.machine;
         let strategy = run_strategy(machine);
-        let own = observed.instance.filter(|instance| owns(machine, instance));
-        let standing = standing(observed.instance, own);
+        let instance = observed.instance.as_deref();
+        let own = instance.filter(|instance| owns(machine, instance));
+        let standing = standing(instance, own);
         let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
         let requested = RequestedChanges::of(&before.state_change_requests, uid);
         let deleting = machine.metadata.deletion_timestamp.is_some();
@@ -261,7 +264,7 @@ impl<'a> Evaluation<'a> {
 
 /// Returns the status that follows from an evaluation.
 fn status(
-    observed: &ObservedMachine<'_>,
+    observed: &ObservedMachine,
     before: &VirtualMachineStatus,
     evaluation: &Evaluation<'_>,
 ) -> VirtualMachineStatus {
@@ -409,7 +412,7 @@ fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
 
 /// Returns the machine's conditions: those of its instance, and its own.
 fn conditions(
-    observed: &ObservedMachine<'_>,
+    observed: &ObservedMachine,
     before: &VirtualMachineStatus,
     evaluation: &Evaluation<'_>,
 ) -> Vec<Condition> {
@@ -440,7 +443,7 @@ fn conditions(
         let same = failure.reason.as_deref() == Some(StartRefusal::FailedCreate.reason());
         (same && evaluation.decision == InstanceDecision::Start).then(|| failure.clone())
     };
-    all.extend(match (standing, observed.failed_create) {
+    all.extend(match (standing, observed.failed_create.as_deref()) {
         (Standing::Foreign, _) => Some(refused(
             StartRefusal::InstanceNotOwned,
             "a VirtualMachineInstance of the same name belongs to another owner; Drydock neither uses nor deletes this \

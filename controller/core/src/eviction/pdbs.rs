@@ -35,16 +35,16 @@ pub struct PodPdbs {
 }
 
 /// The observed state of a VMI's pods and PDBs.
-#[derive(Clone, Copy, Debug)]
-pub struct ObservedPdbs<'a> {
+#[derive(Clone, Debug)]
+pub struct ObservedPdbs {
     /// The current time.
     pub now: Timestamp,
     /// The VMI.
-    pub instance: &'a VirtualMachineInstance,
+    pub instance: Arc<VirtualMachineInstance>,
     /// The eviction strategy in force.
     pub strategy: EvictionStrategy,
     /// Pods of the VMI, with their PDBs.
-    pub pods: &'a [PodPdbs],
+    pub pods: Vec<PodPdbs>,
 }
 
 /// The changes to the PDBs of a VMI.
@@ -61,16 +61,12 @@ pub struct PdbPlan {
 }
 
 /// Returns the changes to the PDBs of a VMI.
-pub fn plan(observed: &ObservedPdbs<'_>) -> PdbPlan {
-    let ObservedPdbs {
-        now,
-        instance,
-        strategy,
-        pods,
-    } = *observed;
+pub fn plan(observed: &ObservedPdbs) -> PdbPlan {
+    let ObservedPdbs { now, strategy, .. } = *observed;
+    let instance = &observed.instance;
     let mut plan = PdbPlan::default();
     let mut wakes = Vec::new();
-    for PodPdbs { pod, own, foreign } in pods {
+    for PodPdbs { pod, own, foreign } in &observed.pods {
         let migrated_away = migrated_away(instance, pod);
         if !migrated_away && is_protected(instance, strategy, pod, now) {
             match (foreign, own) {
@@ -211,9 +207,9 @@ mod tests {
     ) -> (Vec<String>, Vec<String>, Option<Timestamp>) {
         let plan = plan(&ObservedPdbs {
             now: now(),
-            instance,
+            instance: Arc::new(instance.clone()),
             strategy,
-            pods,
+            pods: pods.to_vec(),
         });
         let create = plan.create.iter().filter_map(|pod| pod.metadata.name.clone());
         let delete = plan.delete.iter().filter_map(|pdb| pdb.metadata.name.clone());
@@ -372,12 +368,11 @@ mod tests {
     #[test]
     fn foreign_pdb_is_reported_and_own_pdb_deleted() {
         let evaluate = |instance: &VirtualMachineInstance, foreign, refused| {
-            let pods = [guarded(pod("p", "a", |_| {}), true, foreign)];
             let plan = plan(&ObservedPdbs {
                 now: now(),
-                instance,
+                instance: Arc::new(instance.clone()),
                 strategy: EvictionStrategy::LiveMigrate,
-                pods: &pods,
+                pods: vec![guarded(pod("p", "a", |_| {}), true, foreign)],
             });
             let conflict_shown = conflict(instance, plan.foreign.as_deref(), refused, now());
             (

@@ -419,9 +419,9 @@ fn guest_without_a_target_is_shut_down_where_possible_only() {
 
 #[test]
 fn pdb_of_a_guest_without_target_is_deleted_in_time() {
-    let instance = nowhere(json!({}));
+    let instance = std::sync::Arc::new(nowhere(json!({})));
     let own = std::sync::Arc::new(pod(json!({})));
-    let guarded = [pdbs::PodPdbs {
+    let guarded = vec![pdbs::PodPdbs {
         own: own_pdb::of(&own).map(std::sync::Arc::new),
         foreign: None,
         pod: own,
@@ -429,9 +429,9 @@ fn pdb_of_a_guest_without_target_is_deleted_in_time() {
     let planned = |second| {
         pdbs::plan(&pdbs::ObservedPdbs {
             now: made() + SignedDuration::from_secs(second),
-            instance: &instance,
+            instance: instance.clone(),
             strategy: LiveMigrateIfPossible,
-            pods: &guarded,
+            pods: guarded.clone(),
         })
     };
     // The grace for unknown migratability is over by then.

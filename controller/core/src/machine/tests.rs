@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use drydock_api::kubevirt::{
     Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
     instance::StartStrategy,
@@ -76,14 +78,21 @@ fn foreign(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
     instance
 }
 
-fn planned(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> MachinePlan {
-    plan(&ObservedMachine {
+fn observed(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> ObservedMachine {
+    ObservedMachine {
         now: now(),
-        machine,
-        instance,
-        confirmed: true,
+        machine: machine.clone(),
+        instance: instance.cloned().map(Arc::new),
+        confirmed: false,
         migrating: false,
         failed_create: None,
+    }
+}
+
+fn planned(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> MachinePlan {
+    plan(&ObservedMachine {
+        confirmed: true,
+        ..observed(machine, instance)
     })
 }
 
@@ -362,14 +371,7 @@ fn request_for_an_unseen_instance_is_confirmed_first() {
     machine.status.as_mut().unwrap().state_change_requests = vec![request(StateChange::Stop, Some("i2"))];
     let present = instance(&machine, "i1", Phase::Running);
     for seen in [None, Some(&present)] {
-        let mut observed = ObservedMachine {
-            now: now(),
-            machine: &machine,
-            instance: seen,
-            confirmed: false,
-            migrating: false,
-            failed_create: None,
-        };
+        let mut observed = observed(&machine, seen);
         let first = plan(&observed);
         assert_eq!(
             first,
@@ -489,14 +491,7 @@ fn deleted_machine_is_removed_after_the_instance() {
     assert!(!first.remove_finalizer);
     let second = planned(&machine, Some(&leaving(running.clone())));
     assert!(!second.remove_finalizer && second.delete.is_none() && second.create.is_none());
-    let unsure = plan(&ObservedMachine {
-        now: now(),
-        machine: &machine,
-        instance: None,
-        confirmed: false,
-        migrating: false,
-        failed_create: None,
-    });
+    let unsure = plan(&observed(&machine, None));
     assert!(unsure.confirm && !unsure.remove_finalizer);
     for gone in [None, Some(foreign(running.clone()))] {
         let last = planned(&machine, gone.as_ref());
@@ -530,11 +525,7 @@ fn an_instance_that_never_ran_delays_the_next() {
         waits.push(failures.retry_after_timestamp.unwrap());
         let due = plan(&ObservedMachine {
             now: waiting.wake.unwrap(),
-            machine: &machine,
-            instance: None,
-            confirmed: false,
-            migrating: false,
-            failed_create: None,
+            ..observed(&machine, None)
         });
         assert_eq!(deed(&due), "start");
     }
@@ -607,12 +598,8 @@ fn instance_evicted_by_the_kubelet_restarts_after_back_off() {
 fn refused_instance_is_reported_until_retried() {
     let mut machine = machine(RunStrategy::Always);
     let refused = plan(&ObservedMachine {
-        now: now(),
-        machine: &machine,
-        instance: None,
-        confirmed: false,
-        migrating: false,
-        failed_create: Some("exceeded quota"),
+        failed_create: Some("exceeded quota".into()),
+        ..observed(&machine, None)
     });
     let status = refused.status.unwrap();
     let failure = super::find(&status.conditions, "Failure").unwrap();
@@ -656,12 +643,8 @@ fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
         None
     );
     let refused = plan(&ObservedMachine {
-        now: now(),
-        machine: &machine,
-        instance: None,
-        confirmed: false,
-        migrating: false,
-        failed_create: Some("exceeded quota"),
+        failed_create: Some("exceeded quota".into()),
+        ..observed(&machine, None)
     });
     assert_eq!(reason(refused).as_deref(), Some("FailedCreate"));
 }

@@ -111,12 +111,8 @@ fn a_running_guest_that_moves_is_migrating() {
     for (phase, expected) in [(Phase::Running, "Migrating"), (Phase::Scheduled, "Starting")] {
         let seen = instance(&machine, "i1", phase);
         let plan = plan(&ObservedMachine {
-            now: now(),
-            machine: &machine,
-            instance: Some(&seen),
-            confirmed: false,
             migrating: true,
-            failed_create: None,
+            ..observed(&machine, Some(&seen))
         });
         assert_eq!(plan.status.unwrap().printable_status.as_deref(), Some(expected));
     }

@@ -95,11 +95,7 @@ impl MachineWorld {
             let Some(machine) = &mut self.machine else { return step };
             let mut observed = ObservedMachine {
                 now: self.now,
-                machine,
-                instance: self.instance.as_ref(),
-                confirmed: false,
-                migrating: false,
-                failed_create: None,
+                ..observed(machine, self.instance.as_ref())
             };
             let mut todo = plan(&observed);
             if todo.confirm {
