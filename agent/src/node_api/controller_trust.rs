@@ -7,11 +7,11 @@ use drydock_runtime::{CacheChange, Watch, WatchStarter, chain, pinned_tls::Certi
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::Client;
 use parking_lot::RwLock;
-use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::ring,
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::{NoServerSessionStorage, WebPkiClientVerifier},
     version::TLS13,
 };
@@ -46,7 +46,7 @@ pub(super) struct ControllerTrust(Arc<ServerIdentity>);
 #[derive(Debug)]
 struct ServerIdentity {
     certificate: CertificateDer<'static>,
-    key: PrivatePkcs8KeyDer<'static>,
+    key: PrivateKeyDer<'static>,
     current: RwLock<TrustedBundle>,
 }
 
@@ -84,11 +84,10 @@ impl ControllerTrust {
     /// # Errors
     /// If the machine provides no random numbers.
     pub(super) fn new() -> Result<Self, OwnCertificateError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = CertificateParams::new([NAME.to_owned()])?.self_signed(&key)?;
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed([NAME.to_owned()])?;
         Ok(Self(Arc::new(ServerIdentity {
-            certificate: certificate.der().clone(),
-            key: PrivatePkcs8KeyDer::from(key.serialize_der()),
+            certificate: cert.into(),
+            key: signing_key.into(),
             current: RwLock::default(),
         })))
     }
@@ -128,11 +127,10 @@ impl ControllerTrust {
         }
         let provider = Arc::new(ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider)).build()?;
-        let key = PrivateKeyDer::Pkcs8(self.0.key.clone_key());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![self.0.certificate.clone()], key)?;
+            .with_single_cert(vec![self.0.certificate.clone()], self.0.key.clone_key())?;
         // Resumption is disabled: each connection is verified by the authorities that are current at that time.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;

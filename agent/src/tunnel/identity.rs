@@ -10,11 +10,11 @@
 use std::sync::Arc;
 
 use drydock_runtime::pinned_tls::Pinned;
-use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::{
     ClientConfig, Error, ServerConfig,
     client::Resumption,
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
+    pki_types::{CertificateDer, PrivateKeyDer},
     server::NoServerSessionStorage,
     version::TLS13,
 };
@@ -56,8 +56,7 @@ pub(super) enum SessionIdentityError {
 #[derive(Debug)]
 pub(super) struct SessionIdentity {
     certificate: CertificateDer<'static>,
-    key: PrivatePkcs8KeyDer<'static>,
-    fingerprint: CertificateFingerprint,
+    key: PrivateKeyDer<'static>,
 }
 
 impl SessionIdentity {
@@ -66,18 +65,16 @@ impl SessionIdentity {
     /// # Errors
     /// If the machine provides no random numbers.
     pub(super) fn new(migration: &str) -> Result<Self, SessionIdentityError> {
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = CertificateParams::new([server_name(migration)])?.self_signed(&key)?;
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed([server_name(migration)])?;
         Ok(Self {
-            fingerprint: CertificateFingerprint::of(certificate.der()),
-            certificate: certificate.der().clone(),
-            key: PrivatePkcs8KeyDer::from(key.serialize_der()),
+            certificate: cert.into(),
+            key: signing_key.into(),
         })
     }
 
     /// Returns the fingerprint by which the other side knows this identity.
     pub(super) fn fingerprint(&self) -> CertificateFingerprint {
-        self.fingerprint
+        CertificateFingerprint::of(&self.certificate)
     }
 
     /// Returns the configuration with which a target accepts only the source with this fingerprint.
@@ -89,7 +86,7 @@ impl SessionIdentity {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(pinned)
-            .with_single_cert(vec![self.certificate.clone()], self.key())?;
+            .with_single_cert(vec![self.certificate.clone()], self.key.clone_key())?;
         // Resumption is disabled: each connection has to prove its identity.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -108,15 +105,11 @@ impl SessionIdentity {
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
             .with_custom_certificate_verifier(pinned)
-            .with_client_auth_cert(vec![self.certificate.clone()], self.key())?;
+            .with_client_auth_cert(vec![self.certificate.clone()], self.key.clone_key())?;
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
         config.alpn_protocols = protocols();
         Ok(Arc::new(config))
-    }
-
-    fn key(&self) -> PrivateKeyDer<'static> {
-        PrivateKeyDer::Pkcs8(self.key.clone_key())
     }
 }
 
