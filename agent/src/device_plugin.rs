@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 
-use drydock_api::launcher::{KVM_RESOURCE, USERFAULTFD};
+use drydock_api::launcher::KVM_RESOURCE;
 use drydock_core::device_offer::DeviceOffer;
 use drydock_runtime::{Backoff, CancellationToken, Process, chain};
 use futures::FutureExt;
@@ -55,31 +55,10 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_s
 /// Timeout of a registration. The kubelet connects back to the plugin before it responds.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// An extended resource that the agent offers.
-pub(crate) struct ExtendedResource {
-    /// Name of the resource.
-    pub(crate) name: &'static str,
-    /// Name of the plugin's socket.
-    pub(crate) socket: &'static str,
-    /// Prefix of the device IDs.
-    pub(crate) prefix: &'static str,
-    /// Devices of the host that each share includes under an offer; `None` if the offer has no shares.
-    pub(crate) devices: fn(DeviceOffer) -> Option<&'static [&'static str]>,
-}
+/// Name of the plugin's socket.
+const SOCKET: &str = "drydock-kvm.sock";
 
-/// All resources that the agent offers.
-const RESOURCES: [ExtendedResource; 1] = [ExtendedResource {
-    name: KVM_RESOURCE,
-    socket: "drydock-kvm.sock",
-    prefix: "kvm",
-    devices: |offer| match offer {
-        DeviceOffer::Kvm => Some(&["/dev/kvm"]),
-        DeviceOffer::Emulation => Some(&[]),
-        DeviceOffer::Nothing => None,
-    },
-}];
-
-/// The plugins of this agent, one for each resource.
+/// The device plugin of this agent, which offers [`KVM_RESOURCE`].
 pub(crate) struct DevicePlugin {
     offers: watch::Sender<DeviceOffer>,
     post_copy: watch::Sender<bool>,
@@ -90,7 +69,7 @@ pub(crate) struct DevicePlugin {
 impl DevicePlugin {
     /// Registers with the kubelet whose folder is `kubelet`, and stays registered until [`close`](Self::close).
     ///
-    /// Offers `count` shares of each resource. `nodes` maps a device of the host to the device node from which the
+    /// Offers `count` shares of the resource. `nodes` maps a device of the host to the device node from which the
     /// device node in a pod is created. Each share includes the host folder `capabilities` if that folder exists.
     pub(crate) fn start(
         process: &Process,
@@ -103,28 +82,24 @@ impl DevicePlugin {
         let (offers, offered) = watch::channel(offer);
         let post_copy = watch::channel(false).0;
         let (closing, tasks) = (CancellationToken::new(), TaskTracker::new());
-        let nodes: Arc<dyn Fn(&str) -> String + Send + Sync> = Arc::new(nodes);
-        for resource in &RESOURCES {
-            let plugin = Arc::new(Plugin {
-                resource,
-                count,
-                nodes: Arc::clone(&nodes),
-                capabilities: capabilities.to_owned(),
-                offers: offered.clone(),
-                post_copy: post_copy.subscribe(),
-                registration: watch::Sender::new(0),
-                stream_ended: Notify::new(),
-            });
-            let keeper = PluginRegistration {
-                process: process.clone(),
-                folder: kubelet.join(FOLDER),
-                plugin,
-                closing: closing.clone(),
-                tasks: tasks.clone(),
-                backoff: Backoff::new(RETRY.0, RETRY.1),
-            };
-            process.spawn("device plugin", tasks.track_future(keeper.keep()));
-        }
+        let plugin = Arc::new(Plugin {
+            count,
+            nodes: Box::new(nodes),
+            capabilities: capabilities.to_owned(),
+            offers: offered,
+            post_copy: post_copy.subscribe(),
+            registration: watch::Sender::new(0),
+            stream_ended: Notify::new(),
+        });
+        let keeper = PluginRegistration {
+            process: process.clone(),
+            folder: kubelet.join(FOLDER),
+            plugin,
+            closing: closing.clone(),
+            tasks: tasks.clone(),
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+        };
+        process.spawn("device plugin", tasks.track_future(keeper.keep()));
         tasks.close();
         Self {
             offers,
@@ -134,7 +109,7 @@ impl DevicePlugin {
         }
     }
 
-    /// Sets whether pods that start from now on get the device for post-copy ([`USERFAULTFD`]) with their share.
+    /// Sets whether pods that start from now on get the device for post-copy with their share.
     pub(crate) fn offer_post_copy(&self, post_copy: bool) {
         self.post_copy.send_replace(post_copy);
     }
@@ -148,7 +123,7 @@ impl DevicePlugin {
         });
     }
 
-    /// Disconnects from the kubelet and waits until the sockets are closed. Another agent can then register.
+    /// Disconnects from the kubelet and waits until the socket is closed. Another agent can then register.
     pub(crate) async fn close(self) {
         self.closing.cancel();
         self.tasks.wait().await;
@@ -161,7 +136,7 @@ impl Drop for DevicePlugin {
     }
 }
 
-/// Keeps one plugin registered.
+/// Keeps the plugin registered.
 struct PluginRegistration {
     process: Process,
     folder: PathBuf,
@@ -184,7 +159,7 @@ impl PluginRegistration {
         let closing = self.closing.clone();
         while let Some(Err(error)) = closing.run_until_cancelled(self.serve()).await {
             warn!(
-                error = %chain(&error), resource = self.plugin.resource.name,
+                error = %chain(&error), resource = KVM_RESOURCE,
                 "could not serve the device plugin, retrying"
             );
             closing
@@ -198,7 +173,7 @@ impl PluginRegistration {
 
     /// Serves the plugin and keeps it registered until an error that is unrelated to the kubelet.
     async fn serve(&mut self) -> io::Result<Infallible> {
-        let mut folder = FolderWatch::new(&self.folder, [KUBELET_SOCKET, self.plugin.resource.socket])?;
+        let mut folder = FolderWatch::new(&self.folder, [KUBELET_SOCKET, SOCKET])?;
         let (mut listener, mut own) = self.listen()?;
         let mut kubelet = None;
         let mut registering: Option<Registering> = None;
@@ -238,14 +213,14 @@ impl PluginRegistration {
                     register_at = None;
                     kubelet = identity(&self.kubelet_socket());
                     self.end_streams();
-                    registering = Some(Box::pin(register(self.process.clone(), self.kubelet_socket(), self.plugin.resource)));
+                    registering = Some(Box::pin(register(self.process.clone(), self.kubelet_socket())));
                 }
                 result = finished(&mut registering) => {
                     registering = None;
                     match result {
                         Ok(()) => {
                             registered_at = Some(Instant::now());
-                            info!(resource = self.plugin.resource.name, "device plugin registered with the kubelet");
+                            info!(resource = KVM_RESOURCE, "device plugin registered with the kubelet");
                         }
                         // The watch of the folder reports when the socket is created.
                         Err(_) if identity(&self.kubelet_socket()).is_none() => {}
@@ -269,7 +244,7 @@ impl PluginRegistration {
     }
 
     fn own_socket(&self) -> PathBuf {
-        self.folder.join(self.plugin.resource.socket)
+        self.folder.join(SOCKET)
     }
 
     /// Creates the listener, replacing any socket that an earlier agent left.
@@ -305,15 +280,15 @@ impl PluginRegistration {
 type Registering = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
 /// Registers the plugin with the kubelet, which connects to the plugin before it responds.
-async fn register(process: Process, kubelet: PathBuf, resource: &'static ExtendedResource) -> Result<(), Status> {
+async fn register(process: Process, kubelet: PathBuf) -> Result<(), Status> {
     let attempt = async {
         let mut kubelet = wire::connect(&process, &kubelet)
             .await
             .map_err(|error| Status::unavailable(format!("{}: {error}", kubelet.display())))?;
         let request = RegisterRequest {
             version: VERSION.into(),
-            endpoint: resource.socket.into(),
-            resource_name: resource.name.into(),
+            endpoint: SOCKET.into(),
+            resource_name: KVM_RESOURCE.into(),
             options: Some(DevicePluginOptions::default()),
         };
         wire::call::<_, Empty>(&mut kubelet, paths::REGISTER, request).await

@@ -2,7 +2,7 @@
 
 use std::{future::Future, path::PathBuf, pin::Pin, sync::Arc};
 
-use drydock_api::launcher::CAPABILITIES_FOLDER;
+use drydock_api::launcher::{CAPABILITIES_FOLDER, KVM_RESOURCE, USERFAULTFD};
 use drydock_core::device_offer::DeviceOffer;
 use futures::{Stream, stream};
 use http::{Request, Response};
@@ -15,7 +15,6 @@ use tonic::{
 };
 
 use super::{
-    ExtendedResource, USERFAULTFD,
     messages::{
         AllocateRequest, AllocateResponse, Allocation, DeviceIds, DeviceNode, DevicePluginOptions, Empty, HEALTHY,
         Mount, PluginDevice, PluginDevices, PreferredRequest, PreferredResponse, UNHEALTHY, paths,
@@ -25,12 +24,10 @@ use super::{
 
 /// State that all connections of a plugin share.
 pub(super) struct Plugin {
-    /// Resource that the plugin offers.
-    pub(super) resource: &'static ExtendedResource,
     /// Number of devices.
     pub(super) count: u32,
     /// Maps a device to the device node on the host from which the pod's device node is created.
-    pub(super) nodes: Arc<dyn Fn(&str) -> String + Send + Sync>,
+    pub(super) nodes: Box<dyn Fn(&str) -> String + Send + Sync>,
     /// Host folder with libvirt's cache of QEMU capabilities, if it exists.
     pub(super) capabilities: PathBuf,
     /// Current offer.
@@ -41,6 +38,15 @@ pub(super) struct Plugin {
     pub(super) registration: watch::Sender<u64>,
     /// Notified when a stream of the current registration has ended.
     pub(super) stream_ended: Notify,
+}
+
+/// Returns the devices of the host that each share includes under an offer; `None` if the offer has no shares.
+fn devices(offer: DeviceOffer) -> Option<&'static [&'static str]> {
+    match offer {
+        DeviceOffer::Kvm => Some(&["/dev/kvm"]),
+        DeviceOffer::Emulation => Some(&[]),
+        DeviceOffer::Nothing => None,
+    }
 }
 
 type ResponseFuture<A> = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, Status>> + Send>>;
@@ -110,10 +116,9 @@ impl Plugin {
     /// Returns the mounts and device nodes for containers with devices.
     fn allocate(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let offer = *self.offers.borrow();
-        let Some(devices) = (self.resource.devices)(offer) else {
+        let Some(devices) = devices(offer) else {
             return Err(Status::failed_precondition(format!(
-                "this node currently does not offer {}",
-                self.resource.name
+                "this node currently does not offer {KVM_RESOURCE}"
             )));
         };
         let post_copy = self.post_copy.borrow().then_some(USERFAULTFD);
@@ -144,12 +149,12 @@ impl Plugin {
 
     /// Returns all devices, with their health under an offer.
     fn list(&self, offer: DeviceOffer) -> PluginDevices {
-        let healthy = (self.resource.devices)(offer).is_some();
+        let healthy = devices(offer).is_some();
         let health = if healthy { HEALTHY } else { UNHEALTHY };
         PluginDevices {
             devices: (0..self.count)
                 .map(|number| PluginDevice {
-                    id: format!("{}{number}", self.resource.prefix),
+                    id: format!("kvm{number}"),
                     health: health.into(),
                 })
                 .collect(),
@@ -206,7 +211,7 @@ impl KubeletWatch {
                 return None;
             }
             let offer = *self.offers.borrow_and_update();
-            let healthy = (self.plugin.resource.devices)(offer).is_some();
+            let healthy = devices(offer).is_some();
             if self.reported != Some(healthy) {
                 self.reported = Some(healthy);
                 return Some(self.plugin.list(offer));
