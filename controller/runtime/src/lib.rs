@@ -59,7 +59,7 @@ pub use duration_flag::{InvalidDuration, parse_duration};
 pub use events::{Event, EventMetrics, EventRecorder, Events, Reporter, Severity};
 pub use health::{Readiness, ReadyHandle};
 pub use index::Index;
-pub use logs::{LogArgs, LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
+pub use logs::{LogArgs, LogError, LogFormat, LogHandle, UnknownLevel};
 pub use process::{Name, Process, ProcessError};
 pub use refusal::is_refusal;
 pub use resource_version::{has_shown, latest_state};

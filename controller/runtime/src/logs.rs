@@ -1,29 +1,16 @@
 //! Logs to standard error, human-readable or as JSON, with a level that can be changed at run time.
 
-use std::{io::IsTerminal, panic, str::FromStr};
+use std::{io::IsTerminal, panic};
 use thiserror::Error;
 use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
 
 /// The format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum LogFormat {
     /// One line of text per event.
-    #[default]
     Text,
     /// One JSON object per line.
     Json,
-}
-
-impl FromStr for LogFormat {
-    type Err = UnknownFormat;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "text" => Ok(Self::Text),
-            "json" => Ok(Self::Json),
-            other => Err(UnknownFormat(other.to_owned())),
-        }
-    }
 }
 
 /// Options of a process's log.
@@ -33,14 +20,15 @@ pub struct LogArgs {
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
     pub log_level: String,
     /// Format of log lines: `text` or `json`.
-    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "text",
+        env = "DRYDOCK_LOG_FORMAT",
+        hide_possible_values = true
+    )]
     pub log_format: LogFormat,
 }
-
-/// The log format is unknown.
-#[derive(Debug, Error)]
-#[error("\"{0}\" is not a log format: use text or json")]
-pub struct UnknownFormat(String);
 
 /// The log filter cannot be parsed.
 #[derive(Debug, Error)]
@@ -141,14 +129,15 @@ fn filter(level: &str) -> Result<EnvFilter, UnknownLevel> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::{LogFormat, LogHandle};
 
     #[test]
     fn a_format_is_text_or_json() {
-        assert_eq!("json".parse::<LogFormat>().unwrap(), LogFormat::Json);
-        assert_eq!("text".parse::<LogFormat>().unwrap(), LogFormat::Text);
-        let refused = "xml".parse::<LogFormat>().unwrap_err().to_string();
-        assert_eq!(refused, "\"xml\" is not a log format: use text or json");
+        assert!(matches!(LogFormat::from_str("json", false), Ok(LogFormat::Json)));
+        assert!(matches!(LogFormat::from_str("text", false), Ok(LogFormat::Text)));
+        assert!(LogFormat::from_str("xml", false).is_err());
     }
 
     #[test]
