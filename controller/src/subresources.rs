@@ -15,6 +15,7 @@ mod active_streams;
 mod agents;
 mod calls;
 mod client_trust;
+mod datagrams;
 mod guest_endpoints;
 mod metrics;
 mod reply;

@@ -19,7 +19,7 @@ use drydock_runtime::tcp::KeepAlive;
 use kube::ResourceExt;
 use tokio::{net::UdpSocket, time::timeout};
 
-use super::{calls::ApiCalls, websocket::StreamPeer};
+use super::{calls::ApiCalls, datagrams::Datagrams, websocket::Duplex};
 
 /// Time limit for connecting to a port of a guest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ pub(super) struct Connected {
     /// Instance at the time of the connection.
     pub(super) instance: VirtualMachineInstance,
     /// Connection to the guest.
-    pub(super) peer: StreamPeer,
+    pub(super) peer: Box<dyn Duplex>,
 }
 
 impl ApiCalls {
@@ -120,10 +120,7 @@ impl ApiCalls {
         let uid = instance.uid().unwrap_or_default();
         let request = node_api::NodeApiRequest::Stream(&uid, stream, preserve);
         let opened = self.agents.stream(node, request).await;
-        Ok(opened.map(|stream| Connected {
-            instance,
-            peer: StreamPeer::Bytes(stream),
-        }))
+        Ok(opened.map(|peer| Connected { instance, peer }))
     }
 
     /// Connects to a port of the guest of an instance, or of the instance of a machine.
@@ -143,13 +140,13 @@ impl ApiCalls {
     }
 }
 
-async fn connect(address: SocketAddr, port: ForwardedPort) -> io::Result<StreamPeer> {
+async fn connect(address: SocketAddr, port: ForwardedPort) -> io::Result<Box<dyn Duplex>> {
     match port.transport {
         Transport::Tcp => {
             // The connection has no TCP user timeout, which would also end the connection to a guest that reads nothing
             // for a long time, such as a paused one.
             let stream = timeout(CONNECT_TIMEOUT, KeepAlive::FOR_USERS.connect(address)).await??;
-            Ok(StreamPeer::Bytes(Box::new(stream)))
+            Ok(Box::new(stream))
         }
         Transport::Udp => {
             let any: SocketAddr = if address.is_ipv4() {
@@ -159,7 +156,7 @@ async fn connect(address: SocketAddr, port: ForwardedPort) -> io::Result<StreamP
             };
             let socket = UdpSocket::bind(any).await?;
             socket.connect(address).await?;
-            Ok(StreamPeer::Datagrams(socket))
+            Ok(Box::new(Datagrams(socket)))
         }
     }
 }

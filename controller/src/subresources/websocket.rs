@@ -1,14 +1,14 @@
 //! The websockets of clients: their handshake, and the relay between a client and a guest.
 //!
 //! ```text
-//!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ StreamPeer: a stream of the agent, a TCP connection, a UDP socket
+//!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ peer: a stream of the agent, a TCP connection, a UDP socket
 //! ```
 //!
 //! Clients expect KubeVirt's protocol (`pkg/virt-api/rest/streamer.go`, v1.9.0): binary messages, the subprotocol
 //! `plain.kubevirt.io` if it is offered, no extensions. In addition, Drydock pings idle clients, because load balancers
 //! close idle connections, and sends a reason with the close frame if it knows one.
 
-use std::{io, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     body::Body,
@@ -27,7 +27,6 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
-    net::UdpSocket,
     time::timeout,
 };
 use tokio_tungstenite::{
@@ -61,14 +60,6 @@ const LARGEST_MESSAGE: usize = 128 * 1024;
 /// A connection of any kind.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
-
-/// Peer that a client is connected to.
-pub(super) enum StreamPeer {
-    /// A stream of bytes.
-    Bytes(Box<dyn Duplex>),
-    /// Datagrams. Each datagram is a message.
-    Datagrams(UdpSocket),
-}
 
 /// A client that has requested a websocket.
 pub(super) struct Handshake {
@@ -149,16 +140,16 @@ impl WebSocket {
     }
 
     /// Copies in both directions until one side ends, a timeout is exceeded, or `stopping` is cancelled. A slow side
-    /// delays the other one.
+    /// delays the other one. Each read from `peer` becomes a message, and each message is one write.
     pub(super) async fn relay(
         self,
-        peer: StreamPeer,
+        peer: Box<dyn Duplex>,
         stopping: &CancellationToken,
         timeouts: StreamTimeouts,
     ) -> (EndedSide, Closing) {
         let (mut sink, source) = self.0.split();
         let activity = StreamActivity::begin();
-        let (from_guest, to_guest) = peer.split();
+        let (from_guest, to_guest) = split(peer);
         let end = {
             let sink = &mut sink;
             tokio::select! {
@@ -189,7 +180,7 @@ impl Closing {
 }
 
 async fn to_client(
-    mut guest: Reader,
+    mut guest: ReadHalf<Box<dyn Duplex>>,
     client: &mut SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>,
     activity: &StreamActivity,
 ) -> EndedSide {
@@ -221,7 +212,7 @@ async fn to_client(
 /// Forwards messages of the client. Ends when the client closes the websocket, or drops its connection like virtctl.
 async fn to_peer(
     mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>,
-    mut guest: WebSocketWriter,
+    mut guest: WriteHalf<Box<dyn Duplex>>,
     activity: &StreamActivity,
 ) {
     while let Some(Ok(message)) = client.next().await {
@@ -237,70 +228,13 @@ async fn to_peer(
             continue;
         }
         activity.data();
-        if guest.write(&data).await.is_err() {
+        let written = async {
+            guest.write_all(&data).await?;
+            guest.flush().await
+        };
+        if written.await.is_err() {
             // The other direction returns the reason, after it has forwarded the last data of the guest.
             std::future::pending::<()>().await;
-        }
-    }
-}
-
-enum Reader {
-    Bytes(ReadHalf<Box<dyn Duplex>>),
-    Datagrams(Arc<UdpSocket>),
-}
-
-enum WebSocketWriter {
-    Bytes(WriteHalf<Box<dyn Duplex>>),
-    Datagrams(Arc<UdpSocket>),
-}
-
-impl StreamPeer {
-    fn split(self) -> (Reader, WebSocketWriter) {
-        match self {
-            Self::Bytes(stream) => {
-                let (reader, writer) = split(stream);
-                (Reader::Bytes(reader), WebSocketWriter::Bytes(writer))
-            }
-            Self::Datagrams(socket) => {
-                let socket = Arc::new(socket);
-                (
-                    Reader::Datagrams(Arc::clone(&socket)),
-                    WebSocketWriter::Datagrams(socket),
-                )
-            }
-        }
-    }
-}
-
-impl Reader {
-    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Bytes(reader) => reader.read(buffer).await,
-            Self::Datagrams(socket) => loop {
-                match socket.recv(buffer).await {
-                    // An empty datagram would be an empty message, which clients ignore. A refused datagram reports the
-                    // error of an earlier one.
-                    Ok(0) => {}
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                    result => return result,
-                }
-            },
-        }
-    }
-}
-
-impl WebSocketWriter {
-    async fn write(&mut self, data: &[u8]) -> io::Result<()> {
-        match self {
-            Self::Bytes(writer) => {
-                writer.write_all(data).await?;
-                writer.flush().await
-            }
-            // The error is ignored, because datagrams may be lost.
-            Self::Datagrams(socket) => {
-                let _ = socket.send(data).await;
-                Ok(())
-            }
         }
     }
 }
@@ -372,11 +306,8 @@ mod tests {
         let socket = WebSocket::new(Box::new(server)).await;
         let client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
         #[expect(clippy::disallowed_methods, reason = "a test without a process")]
-        let relay = tokio::spawn(async move {
-            socket
-                .relay(StreamPeer::Bytes(Box::new(peer)), &CancellationToken::new(), timeouts)
-                .await
-        });
+        let relay =
+            tokio::spawn(async move { socket.relay(Box::new(peer), &CancellationToken::new(), timeouts).await });
         Setup { client, guest, relay }
     }
 
@@ -579,7 +510,7 @@ mod tests {
             let (mut guest, peer) = duplex(64 << 10);
             let socket = WebSocket::new(Box::new(server)).await;
             let stopping = CancellationToken::new();
-            let relay = socket.relay(StreamPeer::Bytes(Box::new(peer)), &stopping, StreamTimeouts::default());
+            let relay = socket.relay(Box::new(peer), &stopping, StreamTimeouts::default());
             let relay = async {
                 let (end, closing) = relay.await;
                 drop(closing);
