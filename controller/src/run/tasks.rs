@@ -23,16 +23,11 @@ use crate::{
 };
 
 impl ProcessContext {
-    /// Spawns a task that ends only with the process.
-    fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.process.spawn_critical(name, task);
-    }
-
     /// Spawns a reconciler that `changed` triggers.
     fn spawn_triggered(&self, name: &'static str, reconciler: impl Triggered + Send + 'static, changed: &Trigger) {
         let (process, leadership) = (self.process.clone(), self.leadership.clone());
         let metrics = self.telemetry.work_queues.clone();
-        self.spawn(
+        self.process.spawn_critical(
             name,
             triggered::run(reconciler, changed.clone(), leadership, process, metrics),
         );
@@ -54,7 +49,7 @@ pub(super) fn spawn(
 ) {
     let (process, leadership) = (&context.process, &context.leadership);
     let queue = queues.replica_sets.clone();
-    context.spawn(
+    context.process.spawn_critical(
         "reconciling replica sets",
         replica_sets.run(process.clone(), leadership.clone(), queue),
     );
@@ -69,19 +64,19 @@ pub(super) fn spawn(
 fn spawn_guests(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
     let machines = MachineTask::new(caches.guests.clone(), caches.machines.clone());
-    context.spawn(
+    context.process.spawn_critical(
         "reconciling machines",
         machines.run(process.clone(), leadership.clone(), queues.machines.clone()),
     );
     let instances = InstanceTask::new(caches.guests.clone());
     let triggers = (queues.unfinished_instances.clone(), queues.rooms.clone());
-    context.spawn(
+    context.process.spawn_critical(
         "reconciling instances",
         instances.run(process.clone(), leadership.clone(), queues.instances.clone(), triggers),
     );
     let pdbs = PdbTask::new(caches.guests.clone());
     let (queue, all) = (queues.pdbs.clone(), queues.all_pdbs.clone());
-    context.spawn(
+    context.process.spawn_critical(
         "reconciling PDBs",
         pdbs.run(process.clone(), leadership.clone(), queue, all),
     );
@@ -97,7 +92,7 @@ fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues:
     };
     let migrations = MigrationTask::new(caches.guests.clone(), deadlines, queues.migrations.clone());
     migrations.export(&context.telemetry.slots, leadership);
-    context.spawn(
+    context.process.spawn_critical(
         "reconciling migrations",
         migrations.run(process.clone(), leadership.clone(), queues.waiting_migrations.clone()),
     );
@@ -114,7 +109,7 @@ fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues:
         context.refusals.clone(),
         queues.clone(),
     );
-    context.spawn(
+    context.process.spawn_critical(
         "retrying refused steps",
         refusals.run(process.clone(), leadership.clone()),
     );
@@ -176,7 +171,7 @@ fn spawn_maintenances(context: &ProcessContext, caches: ControllerCaches, queues
         &queues.maintenances,
     );
     let queue = queues.maintenances.nodes.clone();
-    context.spawn(
+    context.process.spawn_critical(
         "reconciling maintenances",
         maintenances.run(context.process.clone(), context.leadership.clone(), queue),
     );
@@ -227,11 +222,11 @@ fn spawn_installation(
         telemetry.certificates.clone(),
         process.clone(),
     );
-    context.spawn(
+    context.process.spawn_critical(
         "renewing the webhook certificate",
         certificates.run(telemetry.work_queues.clone()),
     );
-    context.spawn(
+    context.process.spawn_critical(
         "renewing the console's certificate",
         console.run(telemetry.work_queues.clone()),
     );
