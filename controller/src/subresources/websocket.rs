@@ -52,8 +52,9 @@ const MAX_UNACKNOWLEDGED: u32 = 3;
 /// Time limit for a client to receive a message, after which it is considered lost. No ping can be sent while output
 /// waits.
 const SEND_TIMEOUT: Duration = PING_AFTER.saturating_mul(MAX_UNACKNOWLEDGED);
-/// Size of a read from the guest and therefore of a message to the client, in bytes.
-const BUFFER: usize = 32 * 1024;
+/// Size of a read from the guest and therefore of a message to the client, in bytes. A UDP datagram, which has at most
+/// 65,507 bytes, must fit, because the kernel drops the rest.
+const BUFFER: usize = 64 * 1024;
 /// Maximum size of a message of a client, in bytes. virtctl copies up to 32 KiB at once.
 const LARGEST_MESSAGE: usize = 128 * 1024;
 
