@@ -137,6 +137,7 @@ impl<K: Resource + Clone + 'static> AssumeCache<K> {
     }
 
     /// Creates a cache with the content of another one, for tests of its readers.
+    #[cfg(any(test, feature = "fake"))]
     pub fn of_cache(cache: Cache<K>, indexes: &[Index<K>]) -> Self {
         for index in indexes {
             index.fill(&cache);

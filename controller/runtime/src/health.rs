@@ -35,6 +35,7 @@ impl Readiness {
     }
 
     /// Returns whether all preconditions are met.
+    #[cfg(any(test, feature = "fake"))]
     pub fn is_ready(&self) -> bool {
         self.waiting.lock().is_empty()
     }

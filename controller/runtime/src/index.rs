@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{Cache, CacheChange, Key};
+use crate::{CacheChange, Key};
 
 /// The keys of objects by the value of a property, ordered by namespace and name. Clones share one index.
 pub struct Index<K> {
@@ -59,7 +59,8 @@ impl<K> Index<K> {
     }
 
     /// Adds the objects of a cache, for tests of its readers.
-    pub fn fill(&self, cache: &Cache<K>) {
+    #[cfg(any(test, feature = "fake"))]
+    pub fn fill(&self, cache: &crate::Cache<K>) {
         cache.for_each(|key, object| self.add(key, object));
     }
 

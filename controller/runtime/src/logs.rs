@@ -70,6 +70,7 @@ impl LogHandle {
     /// Returns a handle whose filter applies to no log line, for tests of code that needs a handle.
     ///
     /// The handle works until the second value is dropped.
+    #[cfg(test)]
     pub fn detached(level: &str) -> Result<(Self, impl Sized + use<>), UnknownLevel> {
         let (layer, handle) = reload::Layer::new(filter(level)?);
         Ok((Self(handle), layer))

@@ -25,6 +25,7 @@ impl Backoff {
     }
 
     /// Like [`Backoff::new`], with a given seed; for tests.
+    #[cfg(test)]
     pub fn seeded(first: Duration, ceiling: Duration, seed: u64) -> Self {
         Self::of(builder(first, ceiling).with_jitter_seed(seed), ceiling)
     }
