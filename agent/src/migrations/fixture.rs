@@ -91,6 +91,7 @@ impl FakeTunnel {
                         received: 0,
                         reply: ReplyProgress::None,
                         released: None,
+                        keep_paused: false,
                         acknowledged: false,
                         resumed: false,
                         trouble: None,
@@ -106,7 +107,9 @@ impl FakeTunnel {
             TunnelCall::Pair { .. } => sessions.iter_mut().for_each(|session| session.paired = true),
             TunnelCall::Release { proof, .. } => sessions.iter_mut().for_each(|session| session.released = Some(proof)),
             TunnelCall::Close { .. } => sessions.clear(),
-            TunnelCall::KeepPaused { .. } => {}
+            TunnelCall::KeepPaused { keep_paused, .. } => {
+                sessions.iter_mut().for_each(|session| session.keep_paused = keep_paused);
+            }
         }
         CallResult::Done {}
     }

@@ -438,11 +438,11 @@ impl SourceTask {
             _ => return Ok(()),
         };
         let open = matches!(tunnel, SourceTunnel::Open { reply_read: false, .. });
-        if !open || self.keep_paused == Some(paused) || (self.keep_paused.is_none() && !paused) {
-            return Ok(());
-        }
-        if let Some(session) = self.side.tunnels.session(uid) {
-            session.tunnel.keep_paused(uid, paused).await?;
+        if let Some(session) = self.side.tunnels.session(uid).filter(|_| open) {
+            // A previous agent may have set the value, and a tunnel that was restarted has lost it.
+            if session.state.keep_paused != paused {
+                session.tunnel.keep_paused(uid, paused).await?;
+            }
             self.keep_paused = Some(paused);
         }
         Ok(())

@@ -134,6 +134,9 @@ pub(crate) struct SessionState {
     /// Source: proof with which the guest was released. Target: proof with which the guest may be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) released: Option<Proof>,
+    /// Source: whether the guest is to stay paused at the target, as last set by [`TunnelCall::KeepPaused`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) keep_paused: bool,
     /// Source: whether the target has confirmed that it has taken over the guest.
     #[serde(default)]
     pub(crate) acknowledged: bool,

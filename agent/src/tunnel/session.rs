@@ -336,6 +336,7 @@ impl TunnelSession {
                 Role::Target => facts.target.release().map(|release| release.proof),
                 Role::Unknown => None,
             },
+            keep_paused: facts.source.keeps_paused(),
             acknowledged: facts.source.taken_over().is_some(),
             resumed: facts.target.taken_over().is_some(),
             trouble: facts.trouble,

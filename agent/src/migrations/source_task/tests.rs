@@ -429,6 +429,24 @@ async fn last_report_of_a_failed_migration_has_only_the_end() {
     assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
 }
 
+#[tokio::test]
+async fn tunnel_is_set_again_after_a_restart_of_either_process() {
+    let mut source = source(&json!({}), false).await;
+    source.guest.handle.suspend().await.unwrap();
+    source.reconcile_without_writes().await.unwrap();
+    source.reconcile_without_writes().await.unwrap();
+    assert_eq!(source.fixture.around.tunnel.kept_paused(), [true]);
+    // The tunnel was restarted, and has a new session.
+    source.change_session(|session| session.keep_paused = false).await;
+    source.reconcile_without_writes().await.unwrap();
+    assert_eq!(source.fixture.around.tunnel.kept_paused(), [true, true]);
+    // The agent was restarted, and the user resumes the guest.
+    source.task.keep_paused = None;
+    source.guest.handle.resume().await.unwrap();
+    source.reconcile_without_writes().await.unwrap();
+    assert_eq!(source.fixture.around.tunnel.kept_paused(), [true, true, false]);
+}
+
 /// Returns the job of a guest in this pass over its memory.
 fn in_pass(iteration: u64) -> JobInfo {
     JobInfo {

@@ -46,7 +46,7 @@ fn session() -> impl Strategy<Value = SessionState> {
         ReplyProgress::Forwarded,
         ReplyProgress::Consumed,
     ]);
-    let flags = any::<[bool; 5]>();
+    let flags = any::<[bool; 6]>();
     let text = || prop::option::of("\\PC{0,40}");
     (
         spec(),
@@ -71,6 +71,7 @@ fn session() -> impl Strategy<Value = SessionState> {
                 received: bytes[1],
                 reply,
                 released,
+                keep_paused: flags[5],
                 acknowledged: flags[2],
                 resumed: flags[3],
                 trouble,

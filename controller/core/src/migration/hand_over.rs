@@ -145,6 +145,11 @@ impl SourceSide {
         Ok(())
     }
 
+    /// Returns whether the guest is to stay paused.
+    pub fn keeps_paused(&self) -> bool {
+        self.keep_paused
+    }
+
     /// Returns the proof, if there is one.
     pub fn proof(&self) -> Option<Proof> {
         self.proof
