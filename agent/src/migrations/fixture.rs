@@ -108,7 +108,9 @@ impl FakeTunnel {
             TunnelCall::Release { proof, .. } => sessions.iter_mut().for_each(|session| session.released = Some(proof)),
             TunnelCall::Close { .. } => sessions.clear(),
             TunnelCall::KeepPaused { keep_paused, .. } => {
-                sessions.iter_mut().for_each(|session| session.keep_paused = keep_paused);
+                sessions
+                    .iter_mut()
+                    .for_each(|session| session.keep_paused = keep_paused);
             }
         }
         CallResult::Done {}

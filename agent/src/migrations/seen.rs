@@ -93,8 +93,9 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
     }
 }
 
-/// Returns the state of the guest at its target.
-pub(super) fn target_domain(state: &Result<DomainState, CallError>) -> TargetDomain {
+/// Returns the state of the guest at its target. `may_be_incomplete`: whether the guest may have been switched to
+/// post-copy, and the rest of its memory may still be at the source.
+pub(super) fn target_domain(state: &Result<DomainState, CallError>, may_be_incomplete: bool) -> TargetDomain {
     match state {
         Err(CallError::NoDomain) => TargetDomain::Absent,
         // The QEMU of the domain is about to end. libvirt also reports this for a guest that is still arriving and has
@@ -108,6 +109,9 @@ pub(super) fn target_domain(state: &Result<DomainState, CallError>) -> TargetDom
             DomainState::Running(RunningReason::PostCopy | RunningReason::PostCopyFailed)
             | DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed),
         ) => TargetDomain::PostCopy,
+        // An error of a disk pauses the guest as soon as it runs. The reason replaces the one of a switch to post-copy.
+        Ok(DomainState::Paused(reason)) if reason.follows_a_run() && may_be_incomplete => TargetDomain::PostCopy,
+        Ok(DomainState::Paused(reason)) if reason.follows_a_run() => TargetDomain::Running,
         Ok(DomainState::Paused(_)) => TargetDomain::Incoming,
         Ok(DomainState::Running(_) | DomainState::Blocked | DomainState::PmSuspended) => TargetDomain::Running,
         Ok(DomainState::ShutOff(_) | DomainState::Crashed(_)) => TargetDomain::Over,
@@ -218,8 +222,26 @@ mod tests {
             (DomainState::NoState, D::Unknown),
             (DomainState::Unknown { state: 99, reason: 0 }, D::Unknown),
         ] {
-            assert_eq!(target_domain(&Ok(state)), expected, "{state}");
+            for may_be_incomplete in [false, true] {
+                assert_eq!(target_domain(&Ok(state), may_be_incomplete), expected, "{state}");
+            }
         }
-        assert_eq!(target_domain(&Err(CallError::NoDomain)), D::Absent);
+        assert_eq!(target_domain(&Err(CallError::NoDomain), false), D::Absent);
+    }
+
+    #[test]
+    fn target_guest_with_a_disk_error_has_run() {
+        use TargetDomain as D;
+        for (reason, complete, may_be_incomplete) in [
+            (PausedReason::IoError, D::Running, D::PostCopy),
+            (PausedReason::Watchdog, D::Running, D::PostCopy),
+            (PausedReason::Crashed, D::Running, D::PostCopy),
+            (PausedReason::ApiError, D::Incoming, D::Incoming),
+            (PausedReason::Unknown(99), D::Incoming, D::Incoming),
+        ] {
+            let state = Ok(DomainState::Paused(reason));
+            assert_eq!(target_domain(&state, false), complete, "{reason:?}");
+            assert_eq!(target_domain(&state, true), may_be_incomplete, "{reason:?}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use drydock_api::{
 use drydock_core::migration::{
     record::MigrationRecord,
     target::{
-        TargetDomain, TargetStep, TargetView, postponed, source_is_late_in, step,
+        TargetDomain, TargetStep, TargetTunnel, TargetView, postponed, source_is_late_in, step,
         target_refusal::{self, ComparedCpu, TargetCheck, TargetHost, TargetRefusal, by_comparison},
     },
 };
@@ -174,9 +174,9 @@ impl TargetTask {
                 (None, Some(handle)) => Some(handle.state().await),
                 _ => None,
             };
-            let domain = by_pod
-                .or_else(|| state.as_ref().map(seen::target_domain))
-                .unwrap_or(TargetDomain::Unknown);
+            let may_be_incomplete = may_be_incomplete(&migration, tunnel);
+            let by_libvirt = || Some(seen::target_domain(state.as_ref()?, may_be_incomplete));
+            let domain = by_pod.or_else(by_libvirt).unwrap_or(TargetDomain::Unknown);
             self.side.report_broken_post_copy(state.as_ref(), &migration).await?;
             // The tunnel may have received the release and resumed the guest, which has run and ended in the meantime.
             let tunnel = match domain {
@@ -256,7 +256,7 @@ impl TargetTask {
                     match handle.resume().await {
                         // The tunnel has already resumed the guest.
                         Err(CallError::Refused(_))
-                            if seen::target_domain(&handle.state().await) == TargetDomain::Running => {}
+                            if seen::target_domain(&handle.state().await, false) == TargetDomain::Running => {}
                         result => result?,
                     }
                 }
@@ -382,6 +382,18 @@ impl TargetTask {
         }
         Ok(())
     }
+}
+
+/// Returns whether a guest on the target may have been switched to post-copy, so that the rest of its memory may still
+/// be at the source. A guest that the tunnel has taken over is complete.
+fn may_be_incomplete(migration: &VirtualMachineInstanceMigration, tunnel: TargetTunnel) -> bool {
+    let state = migration
+        .status
+        .as_ref()
+        .and_then(|status| status.migration_state.as_ref());
+    let configuration = state.and_then(|state| state.migration_configuration.as_ref());
+    let allows_post_copy = configuration.is_some_and(|configuration| configuration.allow_post_copy == Some(true));
+    allows_post_copy && !matches!(tunnel, TargetTunnel::Open { taken_over: true, .. })
 }
 
 #[cfg(test)]

@@ -181,19 +181,10 @@ impl IncomingGuest for LibvirtGuest {
 fn of_state(state: DomainState) -> GuestHere {
     match state {
         DomainState::Paused(PausedReason::User) => GuestHere::Complete,
-        DomainState::Paused(
-            PausedReason::IoError
-            | PausedReason::Watchdog
-            | PausedReason::Save
-            | PausedReason::Dump
-            | PausedReason::Snapshot
-            | PausedReason::ShuttingDown
-            | PausedReason::Crashed,
-        )
-        | DomainState::Running(_)
-        | DomainState::Blocked
-        | DomainState::PmSuspended
-        | DomainState::Crashed(_) => GuestHere::HasRun,
+        DomainState::Paused(reason) if reason.follows_a_run() => GuestHere::HasRun,
+        DomainState::Running(_) | DomainState::Blocked | DomainState::PmSuspended | DomainState::Crashed(_) => {
+            GuestHere::HasRun
+        }
         DomainState::Paused(PausedReason::Migration | PausedReason::StartingUp | PausedReason::PostCopy) => {
             GuestHere::Incoming
         }

@@ -43,6 +43,23 @@ named_enum! {
     }
 }
 
+impl PausedReason {
+    /// Returns whether libvirt pauses a domain for this reason only after its guest has run, and not while a guest
+    /// arrives by a migration.
+    pub fn follows_a_run(self) -> bool {
+        matches!(
+            self,
+            Self::IoError
+                | Self::Watchdog
+                | Self::Save
+                | Self::Dump
+                | Self::Snapshot
+                | Self::ShuttingDown
+                | Self::Crashed
+        )
+    }
+}
+
 named_enum! {
     /// Reason why a domain is shut off.
     ShutOffReason {
