@@ -22,6 +22,10 @@ use virt_sys as sys;
 
 use drydock_api::facts::VirtType;
 
+/// Maximum number of characters of an error message. A pod's libvirtd may respond with up to 4 MiB, and messages are
+/// written to logs, to objects and to the socket between tunnel and agent.
+const MAX_MESSAGE: usize = 1000;
+
 /// libvirt's error for a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{call}: {message}")]
@@ -32,7 +36,7 @@ pub struct LibvirtError {
     pub code: u32,
     /// The libvirt component that failed (`VIR_FROM_...`).
     pub domain: u32,
-    /// libvirt's message.
+    /// The first 1,000 characters of libvirt's message.
     pub message: String,
 }
 
@@ -42,7 +46,7 @@ impl LibvirtError {
             call,
             code: error.code().to_raw(),
             domain: error.domain().to_raw(),
-            message: error.message().to_owned(),
+            message: error.message().chars().take(MAX_MESSAGE).collect(),
         }
     }
 

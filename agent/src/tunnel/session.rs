@@ -29,6 +29,9 @@ use super::{
 ///
 /// QEMU opens one connection for the memory, and libvirt opens one for each disk.
 const PARALLEL: usize = 32;
+/// Maximum number of characters of a session's current problem. Agents read all sessions of a tunnel in one line of
+/// limited size ([`LINE`](super::local::LINE)), and a pod or the other node may have caused the text.
+const MAX_TROUBLE: usize = 1000;
 
 /// The part of a session's state that changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -339,7 +342,7 @@ impl TunnelSession {
             keep_paused: facts.source.keeps_paused(),
             acknowledged: facts.source.taken_over().is_some(),
             resumed: facts.target.taken_over().is_some(),
-            trouble: facts.trouble,
+            trouble: facts.trouble.map(|text| text.chars().take(MAX_TROUBLE).collect()),
             ended: facts.ended.map(str::to_owned),
             holds_last_call: role == Role::Source && !self.changes.last_call_missed.load(Ordering::Relaxed),
         }

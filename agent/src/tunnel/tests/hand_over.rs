@@ -264,6 +264,9 @@ async fn a_release_waits_for_the_whole_guest() {
         assert_eq!((state.released, state.resumed), (Some(Proof::SourceStopped), false));
     }
     guest.becomes(GuestHere::Complete);
+    let refused = |state: &SessionState| state.trouble.as_ref().is_some_and(|text| text.contains("not now"));
+    let state = world.target.until(MIGRATION, refused).await;
+    assert_eq!(state.trouble.unwrap().len(), 1000);
     let state = world.target.until(MIGRATION, |state| state.resumed).await;
     assert_eq!(state.trouble, None);
     world.source.until(MIGRATION, |state| state.acknowledged).await;
