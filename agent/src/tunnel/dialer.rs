@@ -22,6 +22,7 @@ use super::{
     session::TunnelSession,
     stream_header::StreamContent,
     streams::{self, Proving},
+    tunnel_refusal::{RefusalLog, StreamRefusal},
 };
 
 use drydock_core::migration::hand_over::Proof;
@@ -118,11 +119,16 @@ async fn accept(
     process: &Process,
 ) {
     let mut number = 0_u16;
+    let log = RefusalLog::default();
     while let Some(accepted) = session.closed.run_until_cancelled(listener.accept()).await {
         let stream = numbered(stream, number);
         match accepted {
             Ok((connection, _)) => {
                 number = number.wrapping_add(1);
+                let Some(place) = session.place(stream) else {
+                    refuse(session, stream, &log);
+                    continue;
+                };
                 let (session, target) = (Arc::clone(session), target.clone());
                 let span = session.span();
                 let carrying = async move {
@@ -130,6 +136,7 @@ async fn accept(
                     closed
                         .run_until_cancelled(carry(&session, stream, connection, &target))
                         .await;
+                    drop(place);
                 };
                 process.spawn("stream to a target", carrying.instrument(span));
             }
@@ -138,6 +145,18 @@ async fn accept(
                 tokio::time::sleep(streams::ACCEPT_AGAIN).await;
             }
         }
+    }
+}
+
+/// Logs a refused connection, but not each one of a pod that connects in a loop.
+fn refuse(session: &TunnelSession, stream: StreamContent, log: &RefusalLog) {
+    if let Some(not_logged) = log.admits(StreamRefusal::StreamTaken, Instant::now()) {
+        warn!(
+            migration_uid = session.spec.migration,
+            stream = stream.as_str(),
+            not_logged,
+            "refused a connection of the pod: too many streams of this kind"
+        );
     }
 }
 
@@ -151,14 +170,6 @@ fn numbered(stream: StreamContent, number: u16) -> StreamContent {
 
 async fn carry(session: &Arc<TunnelSession>, stream: StreamContent, connection: UnixStream, target: &DialTarget) {
     let migration = session.spec.migration.as_str();
-    let Some(_place) = session.place(stream) else {
-        warn!(
-            migration_uid = migration,
-            stream = stream.as_str(),
-            "refused a connection of the pod: too many streams of this kind"
-        );
-        return;
-    };
     let dialled = match target.reach(migration, stream).await {
         Ok(dialled) => dialled,
         Err(error) => {
