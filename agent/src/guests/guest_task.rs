@@ -97,7 +97,7 @@ enum GuestTaskError {
     Live(#[from] ParseError),
     /// The folder of pods cannot be watched.
     #[error("the folder of the guest's pod cannot be watched")]
-    Watch(#[source] std::io::Error),
+    Watch(#[source] FolderError),
     /// The launcher's ready file could not be parsed.
     #[error("the ready file of the guest's launcher cannot be parsed: {0}")]
     Ready(#[from] serde_json::Error),

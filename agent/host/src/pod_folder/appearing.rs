@@ -73,6 +73,26 @@ impl PodFolder {
         }
     }
 
+    /// Waits until the kubelet has removed the pod's folder. There is no time limit: drop the future to stop waiting.
+    ///
+    /// # Errors
+    /// If the kubelet has no pods folder, or it cannot be watched.
+    pub async fn disappeared(&self) -> Result<(), FolderError> {
+        let [name, ..] = &self.names;
+        let watches = watches().map_err(|error| self.unreadable("", &error))?;
+        let (pods, wake) = (self.open_pods()?, Arc::new(Notify::new()));
+        let _watching = watches
+            .watch(pods.as_fd(), OsStr::new(name), &wake)
+            .map_err(|errno| self.failed("", errno))?;
+        loop {
+            match find(pods.as_fd(), Path::new(name)) {
+                Ok(_) => wake.notified().await,
+                Err(Errno::ENOENT) => return Ok(()),
+                Err(errno) => return Err(self.failed("", errno)),
+            }
+        }
+    }
+
     /// Walks the path as far as its folders exist, and watches them.
     pub(crate) fn walk(&self, path: &str) -> Result<Way, FolderError> {
         self.walk_to(path, false)

@@ -415,6 +415,26 @@ async fn watches_end_with_the_wait() {
     assert_eq!(waiters_for(OWN), 0);
 }
 
+#[tokio::test]
+async fn removal_of_the_pods_folder_ends_the_wait() {
+    const OWN: &str = "99999999";
+    let kubelet = Kubelet::new();
+    let folder = PodFolder::new(&kubelet.0, OWN, "run").unwrap();
+    folder.disappeared().await.unwrap();
+    fs::create_dir(kubelet.0.join("pods").join(OWN)).unwrap();
+    let removed = async {
+        while waiters_for(OWN) == 0 {
+            tokio::task::yield_now().await;
+        }
+        fs::remove_dir(kubelet.0.join("pods").join(OWN)).unwrap();
+    };
+    let (gone, ()) = tokio::join!(folder.disappeared(), removed);
+    gone.unwrap();
+    assert_eq!(waiters_for(OWN), 0);
+    let nowhere = PodFolder::new(Path::new("/nowhere"), OWN, "run").unwrap();
+    assert!(matches!(nowhere.disappeared().await, Err(FolderError::NotThere { .. })));
+}
+
 /// Writes a version of a Secret as the kubelet does.
 fn publish(folder: &Path, version: &str, files: &[(&str, &[u8])]) {
     fs::create_dir(folder.join(version)).unwrap();

@@ -26,7 +26,7 @@ use kube::ResourceExt;
 use tracing::{info, warn};
 
 use super::{AfterServing, GuestTask, GuestTaskError, READY_BYTES};
-use crate::{folder_watch::FolderWatch, guests::status_report::publish_event};
+use crate::guests::status_report::publish_event;
 
 impl GuestTask {
     /// Shuts a guest down and reports its end. Destroys the guest if the shutdown takes too long.
@@ -199,12 +199,8 @@ fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) ->
 
 /// Waits until the kubelet has removed a pod's folder.
 pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), GuestTaskError> {
-    let pods = kubelet.join("pods");
-    let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(GuestTaskError::Watch)?;
-    while pods.join(pod_uid).exists() {
-        watch.next().await.map_err(GuestTaskError::Watch)?;
-    }
-    Ok(())
+    let folder = PodFolder::new(kubelet, pod_uid, RUN_VOLUME)?;
+    folder.disappeared().await.map_err(GuestTaskError::Watch)
 }
 
 #[cfg(test)]
