@@ -27,7 +27,8 @@ pub const UNSCHEDULABLE_SECONDS: &str = "kubevirt.io/migrationUnschedulablePodTi
 /// Annotation of a migration: seconds until its target pod must be ready (KubeVirt's name).
 pub const PENDING_SECONDS: &str = "kubevirt.io/migrationPendingPodTimeoutSeconds";
 
-/// Reason of a failed migration: its target pod got a node but did not become ready in time.
+/// Reason of a failed migration: its target pod did not become ready in time, although the scheduler did not report that no
+/// node suits it.
 pub const TARGET_POD_NOT_READY: &str = "TargetPodNotReady";
 
 /// Maximum for these annotations, in seconds. A pod that has waited for a day is assumed to be forgotten.
