@@ -5,7 +5,7 @@ use kube::{Api, Client, Resource, core::NamespaceResourceScope};
 
 use crate::{
     instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::Migrations,
-    refusals::StepRefusals, requests::api_of,
+    refusals::StepRefusals,
 };
 
 /// Clones share the caches.
@@ -45,7 +45,7 @@ impl GuestContext {
         K: Resource<Scope = NamespaceResourceScope>,
         K::DynamicType: Default,
     {
-        api_of(&self.client, key)
+        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
     /// Waits until the caches are synced.
@@ -66,7 +66,7 @@ mod filled {
     };
 
     use super::*;
-    use crate::{nodes::Nodes, pdbs::Pdbs};
+    use crate::{fake_cluster::FakeCluster, nodes::Nodes, pdbs::Pdbs};
 
     impl GuestContext {
         /// Creates a context with empty caches and these events.
@@ -85,6 +85,15 @@ mod filled {
             };
             let events = Events::start(&Process::new(), for_events, reporter, &EventMetrics::default());
             (Self::with_events(client, events), server)
+        }
+
+        /// Shows the guests, pods, PDBs and migrations of a cluster in the caches.
+        pub(crate) fn show(&self, cluster: &FakeCluster) {
+            self.launchers.show(cluster.all("pods"));
+            self.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
+            self.instances.objects.show(cluster.all("virtualmachineinstances"));
+            let migrations = cluster.all("virtualmachineinstancemigrations");
+            self.migrations.objects.show(migrations);
         }
     }
 }

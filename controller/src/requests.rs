@@ -1,21 +1,10 @@
 //! Parts that requests of several tasks have in common.
 
 use drydock_api::CONTROLLER_FIELD_MANAGER;
-use drydock_runtime::Key;
 use kube::{
-    Api, Client, Resource, ResourceExt,
+    ResourceExt,
     api::{DeleteParams, PatchParams, PostParams, Preconditions},
-    core::NamespaceResourceScope,
 };
-
-/// Returns the API for objects in the namespace of a key.
-pub(crate) fn api_of<K>(client: &Client, key: &Key) -> Api<K>
-where
-    K: Resource<Scope = NamespaceResourceScope>,
-    K::DynamicType: Default,
-{
-    Api::namespaced(client.clone(), key.namespace.as_deref().unwrap_or_default())
-}
 
 /// Returns the parameters of a creation or a replacement.
 pub(crate) fn writing() -> PostParams {

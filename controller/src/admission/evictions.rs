@@ -78,7 +78,7 @@ const CONFLICT: (u16, &str) = (409, "Conflict");
 /// Reviews evictions of launcher pods.
 #[derive(Clone)]
 pub(crate) struct EvictionReviews {
-    pub(super) context: GuestContext,
+    context: GuestContext,
     /// Changes when the caches have changed and a held eviction may be granted.
     news: watch::Receiver<u64>,
     held: HeldEvictions,

@@ -44,16 +44,7 @@ impl Scenario for Drain {
         let nodes = &self.task.context.launchers.nodes;
         nodes.nodes.show(cluster.all("nodes"));
         nodes.hypervisors.show(cluster.all("hypervisors"));
-        self.task
-            .context
-            .instances
-            .objects
-            .show(cluster.all("virtualmachineinstances"));
-        self.task
-            .context
-            .migrations
-            .objects
-            .show(cluster.all("virtualmachineinstancemigrations"));
+        self.task.context.show(cluster);
     }
 
     async fn reconcile(&self) -> Again {

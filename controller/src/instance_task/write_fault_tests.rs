@@ -35,13 +35,7 @@ impl Scenario for Life {
     }
 
     fn show(&self, cluster: &FakeCluster) {
-        self.0.context.launchers.show(cluster.all("pods"));
-        self.0.context.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
-        self.0
-            .context
-            .instances
-            .objects
-            .show(cluster.all("virtualmachineinstances"));
+        self.0.context.show(cluster);
     }
 
     async fn reconcile(&self) -> Again {

@@ -28,11 +28,7 @@ impl Scenario for Machine {
 
     fn show(&self, cluster: &FakeCluster) {
         self.0.machines.show(cluster.all("virtualmachines"));
-        self.0
-            .context
-            .instances
-            .objects
-            .show(cluster.all("virtualmachineinstances"));
+        self.0.context.show(cluster);
     }
 
     async fn reconcile(&self) -> Again {

@@ -37,17 +37,7 @@ impl Scenario for Move {
     }
 
     fn show(&self, cluster: &FakeCluster) {
-        self.0.context.launchers.show(cluster.all("pods"));
-        self.0
-            .context
-            .instances
-            .objects
-            .show(cluster.all("virtualmachineinstances"));
-        self.0
-            .context
-            .migrations
-            .objects
-            .show(cluster.all("virtualmachineinstancemigrations"));
+        self.0.context.show(cluster);
     }
 
     async fn begin(&self) {

@@ -24,11 +24,7 @@ impl Scenario for ReplicaSet {
 
     fn show(&self, cluster: &FakeCluster) {
         self.0.sets.show(cluster.all("virtualmachineinstancereplicasets"));
-        self.0
-            .context
-            .instances
-            .objects
-            .show(cluster.all("virtualmachineinstances"));
+        self.0.context.show(cluster);
     }
 
     async fn reconcile(&self) -> Again {
