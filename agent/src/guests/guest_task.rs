@@ -14,7 +14,7 @@ mod credentials;
 mod file_systems;
 mod node_deleted;
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use drydock_api::{
     kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, instance::StartStrategy},
@@ -225,11 +225,10 @@ impl GuestTask {
         if let Some(since) = seen.node_deleted {
             return self.end_with_node(&pod_uid, since).await;
         }
-        let kubelet = self.shared.kubelet.clone();
+        let folder = PodFolder::new(&self.shared.kubelet, &pod_uid, RUN_VOLUME)?;
         if seen.pod.is_none() {
-            return self.confirm_end(&kubelet, &pod_uid, seen.ending.as_ref()).await;
+            return self.confirm_end(&folder, &pod_uid, seen.ending.as_ref()).await;
         }
-        let folder = PodFolder::new(&kubelet, &pod_uid, RUN_VOLUME)?;
         let text = tokio::select! {
             text = folder.read_when_there(READY_FILE, READY_BYTES) => text?,
             _ = self.seen.changed() => return Ok(AfterServing::Again),
@@ -548,12 +547,12 @@ impl GuestTask {
     /// alone is not enough: a pod that was just created has no folder yet, and the watch may not show it yet.
     async fn confirm_end(
         &mut self,
-        kubelet: &Path,
+        folder: &PodFolder,
         pod_uid: &str,
         ending: Option<&EndedGuest>,
     ) -> Result<AfterServing, GuestTaskError> {
         tokio::select! {
-            gone = node_deleted::folder_is_gone(kubelet, pod_uid) => gone?,
+            gone = folder.disappeared() => gone.map_err(GuestTaskError::Watch)?,
             _ = self.seen.changed() => return Ok(AfterServing::Again),
         }
         let instance = self.instance();

@@ -150,11 +150,11 @@ async fn accept(
 
 /// Logs a refused connection, but not each one of a pod that connects in a loop.
 fn refuse(session: &TunnelSession, stream: StreamContent, log: &RefusalLog) {
-    if let Some(not_logged) = log.admits(StreamRefusal::StreamTaken, Instant::now()) {
+    if let Some(more) = log.admits(StreamRefusal::StreamTaken, Instant::now()) {
         warn!(
             migration_uid = session.spec.migration,
             stream = stream.as_str(),
-            not_logged,
+            more,
             "refused a connection of the pod: too many streams of this kind"
         );
     }

@@ -56,8 +56,8 @@ impl GuestTask {
         let name = domain_name(&namespace, &instance.name_any());
         let connected = tokio::select! {
             connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, CallDeadlines::default()) => connected,
-            gone = folder_is_gone(&kubelet, pod_uid) => {
-                gone?;
+            gone = folder.disappeared() => {
+                gone.map_err(GuestTaskError::Watch)?;
                 self.report_end(pod_uid, None).await;
                 return Ok(AfterServing::OnChange);
             }
@@ -195,12 +195,6 @@ fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) ->
     let phase = instance.phase();
     let pods = kubelet.join("pods");
     pods.is_dir() && (phase.unwrap_or_default() < Phase::Running || !pods.join(pod_uid).exists())
-}
-
-/// Waits until the kubelet has removed a pod's folder.
-pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), GuestTaskError> {
-    let folder = PodFolder::new(kubelet, pod_uid, RUN_VOLUME)?;
-    folder.disappeared().await.map_err(GuestTaskError::Watch)
 }
 
 #[cfg(test)]
